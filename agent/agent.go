@@ -324,6 +324,8 @@ func (a *Agent) begin(ctx context.Context) (ended *conntrack.Listener, err error
 		}
 	case a.remains != nil:
 		a.recover(first)
+	default:
+		a.recallFlows(first)
 	}
 	if err != nil {
 		ended.Close()
@@ -464,6 +466,7 @@ func (a *Agent) drain() error {
 	ctx, cancel := context.WithDeadline(context.Background(), end)
 	defer cancel()
 	if !a.relieved.Load() {
+		a.rememberFlows()
 		a.repair.redirectAll(nil, a.cfg.DrainTimeout)
 		if was := a.yielded.Load(); was != nil { // what the next kproxy finds in the kernel it leaves there
 			if _, err := a.steering.Follow(ctx, was, plan.Between(a.current.Load(), was)); err != nil {

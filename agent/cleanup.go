@@ -38,7 +38,7 @@ func Cleanup(ctx context.Context, stateDir string, routeTable int) error {
 }
 
 // stateFiles are those in --state-dir.
-var stateFiles = []string{pinsFile, drainFile, apiState}
+var stateFiles = []string{pinsFile, drainFile, apiState, ejectionsFile, flowsFile}
 
 // PreviewCleanup says what [Cleanup] would remove, a line each, and changes nothing. A
 // kproxy may run.

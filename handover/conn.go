@@ -42,6 +42,12 @@ var decoder = func() cbor.DecMode {
 	return mode
 }()
 
+// Encode returns m as a process leaves it in a file.
+func Encode(m Message) ([]byte, error) { return cbor.Marshal(m) }
+
+// Decode reads what Encode returned.
+func Decode(b []byte, m Message) error { return decoder.Unmarshal(b, m) }
+
 // nameOf returns the name that errors give a message.
 func nameOf(m Message) string { return reflect.TypeOf(m).Elem().Name() }
 

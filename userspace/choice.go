@@ -16,6 +16,7 @@ type choice struct {
 	group    *group
 	affinity *lb.Affinity // nil without
 	client   netip.Addr
+	before   netip.AddrPort // the endpoint that it had before a restart; invalid for none
 	tried    []int
 	room     [4]int // what tried needs with the default number of retries
 	now      time.Time
@@ -28,12 +29,14 @@ func newChoice(g *group, a *lb.Affinity, client netip.Addr) *choice {
 }
 
 // next returns an endpoint that wasn't tried yet, its Load acquired, or nil
-// when none is left. A client with affinity gets its endpoint first.
+// when none is left. A client with affinity gets its endpoint first, or that of before a restart.
 func (c *choice) next() *endpoint {
 	c.now = time.Now()
 	i := -1
 	if len(c.tried) == 0 {
-		i = c.sticky()
+		if i = c.sticky(); i < 0 && c.before.IsValid() {
+			i = c.acquire(c.before)
+		}
 	}
 	if i < 0 {
 		i = c.group.picker.Acquire(c.client, c)
@@ -55,6 +58,11 @@ func (c *choice) sticky() int {
 	if !ok {
 		return -1
 	}
+	return c.acquire(addr)
+}
+
+// acquire acquires the endpoint at an address, if it takes connections.
+func (c *choice) acquire(addr netip.AddrPort) int {
 	i := c.takes(addr)
 	if i >= 0 {
 		c.group.endpoints[i].load.Acquire()

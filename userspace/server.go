@@ -42,6 +42,7 @@ type Server struct {
 	started   bool           // Run was called; under gate until shut
 	running   sync.WaitGroup // loops and workers
 	prober    prober
+	before    atomic.Pointer[remembered] // nil without, and when it is old
 
 	starvation
 	wantDescriptors chan struct{} // 1 slot: clients wait for them

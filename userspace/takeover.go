@@ -200,16 +200,7 @@ func (t *takeover) service(row *handover.Service) {
 		e.counters.count(r.Counters)
 		e.failures.Add(r.Counters.Failed)
 	}
-	affinity := v.state.affinity.Load()
-	if affinity == nil {
-		return
-	}
-	for _, r := range row.Affinity {
-		client, _ := netip.AddrFromSlice(r.Client)
-		if left := time.Duration(r.Remaining); left <= affinity.Timeout() {
-			affinity.Set(client, handover.Unpacked(r.Endpoint), t.clock.Add(left-affinity.Timeout()))
-		}
-	}
+	v.state.stick(row.Affinity, t.clock)
 }
 
 // count adds what another process has counted.

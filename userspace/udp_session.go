@@ -212,6 +212,8 @@ func (x *session) connect(failed *endpoint) bool {
 	c := newChoice(group, x.state.affinity.Load(), x.from.Address)
 	if failed != nil && len(group.endpoints) > 1 {
 		c.exclude(failed)
+	} else if failed == nil {
+		c.before = s.endpointBefore(x.client, x.orig)
 	}
 	for range 1 + s.retries(x.front.view.plan.Port) {
 		e := c.next()
