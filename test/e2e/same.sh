@@ -12,7 +12,7 @@ same+="|DeadNode|ManyEndpointsOfADeadNode|SlowEndpoints|LogTaken"
 same+="|PortInUse|SecondKproxy|StoppedWhileStarting|ReadyMeansReady|PinsSurviveARestart|Disk|Drain|ServiceManagerIsNotified|WhatTheHostLacks"
 same+="|CrashesKeepStreamsWhole|SupervisorFaults|TakeoverWithTooFewDescriptors|TakeoverFromOneThatHasOnlyBegun|ScrapesOfManyServices|MetricsWithinLimits|MetricsAreInOrder"
 # stops and takeovers of a kproxy in a mode that the test names,
-same+="|StopInModeUserspace|StopDuringTakeover|StopWithoutEnd|TakeoverInModeUserspace|TakeoverThatFails|TakeoverInAnotherMode|TakeoverInAPod"
+same+="|StopInModeUserspace|RestartInModeUserspace|StopDuringTakeover|StopWithoutEnd|TakeoverInModeUserspace|TakeoverThatFails|TakeoverInAnotherMode|TakeoverInAPod"
 same+="|TwoNewcomers|NewcomerKilledAtEveryStep|KilledAtEveryStepOfATakeover"
 # and another variant of iptables.
 same+="|LegacyVariant"

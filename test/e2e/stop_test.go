@@ -8,6 +8,7 @@ import (
 	"net"
 	"net/http"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -54,6 +55,43 @@ func TestStopInModeUserspace(t *testing.T) {
 	t.Logf("it ended %s after the signal", time.Since(began).Round(10*time.Millisecond))
 	w.refuses(w.net.Client, "tcp", at)
 	w.refuses(w.net.Client, "udp", at)
+}
+
+// TestRestartInModeUserspace: clients of UDP and those with affinity have their endpoints after a stop and a start, where nothing in the
+// kernel keeps them.
+func TestRestartInModeUserspace(t *testing.T) {
+	w := newWorld(t)
+	sticky := newManifest("sticky", 11, w.net.Backends...)
+	sticky.Affinity = time.Hour
+	w.must(sticky.Write(w.manifests))
+	m := newManifest("web", 10, w.net.Backends...)
+	w.must(m.Write(w.manifests))
+	w.start("--mode", "userspace")
+	sticks := func() (out []string) {
+		for c := range 3 {
+			for f, address := range w.net.Config.ClientAddresses(c) {
+				a, err := w.net.Client.AskFrom(w.ctx, address, "tcp", frontends(sticky)[f], "hello")
+				w.must(err)
+				out = append(out, a.Backend)
+			}
+		}
+		return out
+	}
+	flows, had, stuck := make([]*talker, 8), make([]string, 8), sticks()
+	for i := range flows {
+		flows[i] = w.talk(frontends(m)[i%2])
+		a, err := flows[i].ask(5 * time.Second)
+		w.must(err)
+		had[i] = a.Backend
+	}
+	w.stop()
+	w.startAgain()
+	for i, f := range slices.Backward(flows) { // in another order, as they had them by turns
+		f.becomes("a client of before", by(had[i]))
+	}
+	if got := sticks(); !slices.Equal(got, stuck) {
+		t.Errorf("clients with affinity have %v, and had %v", got, stuck)
+	}
 }
 
 // TestStopServesWhatTheKernelLacks: while connections drain, new ones of a service that the kernel can't serve go on being served, and
