@@ -292,8 +292,8 @@ type AffinityKeeper interface {
 	// ReadAffinity returns the clients of services that leave the data plane. A client
 	// may be there more than once.
 	ReadAffinity(from []Moving) (map[service.Key][]Client, error)
-	// SeedAffinity makes clients of services that come keep their endpoints. It passes
-	// over those of endpoints that take no connections.
+	// SeedAffinity makes clients of services that come keep their endpoints, where the data plane can be told of them. It
+	// passes over those of endpoints that take no connections.
 	SeedAffinity(ctx context.Context, to []Moving, clients map[service.Key][]Client) error
 }
 

@@ -3,7 +3,6 @@ package ipvs
 import (
 	"bufio"
 	"bytes"
-	"context"
 	"encoding/binary"
 	"encoding/hex"
 	"errors"
@@ -11,7 +10,6 @@ import (
 	"io"
 	"net/netip"
 	"os"
-	"slices"
 	"strconv"
 	"time"
 
@@ -147,170 +145,4 @@ func hexPort(s []byte) (uint16, bool) {
 	}
 	_, err := hex.Decode(b[:], s)
 	return binary.BigEndian.Uint16(b[:]), err == nil
-}
-
-// seed is a template that is wanted.
-type seed struct {
-	template
-	real    netip.AddrPort
-	timeout uint32 // seconds after its last connection
-}
-
-// ftp is the port whose templates IPVS makes without ports (ip_vs_sched_persist),
-// for which it finds no virtual server when it is told of one.
-const ftp = 21
-
-// seeds are the templates by which virtual servers keep their owners' clients.
-// Clients of endpoints that are no real server there, or take no connections,
-// are passed over: IPVS would give such a template up.
-func seeds(virtuals []kernel.Virtual, clients map[service.Key][]kernel.Client) []seed {
-	var out []seed
-	for _, v := range virtuals {
-		if v.Persistence == 0 || v.Protocol == service.TCP && v.Address.Port() == ftp {
-			continue
-		}
-		takes := make(map[netip.AddrPort]bool, len(v.Reals))
-		for _, r := range v.Reals {
-			takes[r.Address] = r.Weight > 0
-		}
-		for _, c := range clients[v.Owner] {
-			if takes[c.Endpoint] && c.Address.Is4() == v.Address.Addr().Is4() && c.Remaining > 0 {
-				out = append(out, seed{template{keyOf(v), c.Address}, c.Endpoint, v.Persistence})
-			}
-		}
-	}
-	return out
-}
-
-// ErrOtherReal says that IPVS keeps clients with real servers that they had from
-// it earlier, because they have had connections there until a moment ago.
-var ErrOtherReal = errors.New("had connections to another endpoint through IPVS until a moment ago, and come there again")
-
-// SeedAffinity makes virtual servers keep their owners' clients, when services
-// move to IPVS. A client's time begins anew: to the kernel, what is left of it
-// now would be what it has from now on, after each connection.
-//
-// The kernel takes templates only as a backup of another load balancer does, so
-// for as long as this takes there is a synchronisation daemon, which listens on
-// the loopback link. Where another program runs one, this fails with
-// [ErrSyncDaemon], and changes nothing. The rules see to it that the daemon
-// gets only packets with mark, kproxy's own.
-func SeedAffinity(ctx context.Context, mark uint32, virtuals []kernel.Virtual, clients map[service.Key][]kernel.Client) error {
-	wanted := seeds(virtuals, clients)
-	if len(wanted) == 0 {
-		return nil
-	}
-	if err := seedAll(ctx, mark, wanted); err != nil {
-		return fmt.Errorf("seed affinity of virtual servers: %w", err)
-	}
-	return nil
-}
-
-// seedAll brings wanted into the kernel. It sends first and compares then, because
-// reading takes long where there are many connections: what matters is there soon.
-func seedAll(ctx context.Context, mark uint32, wanted []seed) (err error) {
-	t, err := OpenTable()
-	if err != nil {
-		return err
-	}
-	defer t.Close()
-	d, err := t.startSync(mark)
-	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, d.stop()) }()
-	elsewhere, err := d.seed(ctx, wanted)
-	if err != nil || len(elsewhere) == 0 {
-		return err
-	}
-	return d.replace(ctx, elsewhere)
-}
-
-// compareSeeds tells which of wanted the kernel doesn't have, and which it has
-// with another real server.
-func compareSeeds(wanted []seed) (missing, elsewhere []seed, err error) {
-	have, err := readTemplates()
-	if err != nil {
-		return nil, nil, err
-	}
-	for _, s := range wanted {
-		if b, ok := have[s.template]; !ok {
-			missing = append(missing, s)
-		} else if b.real != s.real {
-			elsewhere = append(elsewhere, s)
-		}
-	}
-	return missing, elsewhere, nil
-}
-
-// seedPatience is the longest pause before seeds are sent again, of pauses that double: datagrams may be
-// lost, even here, and until Linux 6.5 a processor whose ksoftirqd waits for its turn delivers
-// none (ksoftirqd_running in kernel/softirq.c).
-const seedPatience = 2 * time.Second
-
-// seed sends seeds until the kernel has a template for each, and returns those
-// that it has with another real server.
-func (d *syncDaemon) seed(ctx context.Context, wanted []seed) (elsewhere []seed, err error) {
-	for wait := time.Millisecond; ; wait *= 2 {
-		if err := d.send(ctx, wanted); err != nil {
-			return nil, err
-		}
-		missing, other, err := compareSeeds(wanted)
-		if err != nil {
-			return nil, err
-		}
-		elsewhere = append(elsewhere, other...)
-		if wanted = missing; len(wanted) == 0 {
-			return elsewhere, nil
-		}
-		if wait > seedPatience {
-			return nil, fmt.Errorf("%d of the kernel's templates don't appear", len(wanted))
-		}
-		if err := pause(ctx, wait); err != nil {
-			return nil, err
-		}
-	}
-}
-
-// endPatience is ample for a template that ends after a second.
-const endPatience, endInterval = 2 * time.Second, 500 * time.Millisecond
-
-// replace makes templates in the stead of others, which can't be changed, but
-// be made to end soon: after the connections that they have brought about, of
-// which IPVS remembers each for two minutes after its end. Those that don't end
-// get their time back.
-func (d *syncDaemon) replace(ctx context.Context, elsewhere []seed) error {
-	ending := slices.Clone(elsewhere)
-	for i := range ending {
-		ending[i].timeout = 1
-	}
-	if err := d.send(ctx, ending); err != nil {
-		return err
-	}
-	for waited := time.Duration(0); waited < endPatience; waited += endInterval {
-		if err := pause(ctx, endInterval); err != nil {
-			return err
-		}
-		_, still, err := compareSeeds(elsewhere)
-		if err != nil {
-			return err
-		}
-		if len(still) == 0 {
-			break
-		}
-	}
-	still, err := d.seed(ctx, elsewhere)
-	if err == nil && len(still) > 0 {
-		err = fmt.Errorf("%d clients %w", len(still), ErrOtherReal)
-	}
-	return err
-}
-
-func pause(ctx context.Context, d time.Duration) error {
-	select {
-	case <-ctx.Done():
-		return ctx.Err()
-	case <-time.After(d):
-		return nil
-	}
 }

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
 	"time"
 
 	"github.com/hashicorp/go-multierror"
@@ -34,8 +33,7 @@ func Cleanup(ctx context.Context, sets kernel.SetStore, rules func(context.Conte
 	return errors.Join(append(errs, rules(ctx))...)
 }
 
-// cleanTable removes kproxy's virtual servers, and stops its synchronisation daemon before
-// the rules go that keep others from it.
+// cleanTable removes kproxy's virtual servers.
 func cleanTable(link Link, sets kernel.SetStore) error {
 	if !Loaded() {
 		return nil
@@ -54,9 +52,6 @@ func cleanTable(link Link, sets kernel.SetStore) error {
 		if !errors.Is(err, kernel.ErrNotFound) {
 			errs = multierror.Append(errs, err)
 		}
-	}
-	if err := table.StopSync(); !errors.Is(err, ErrSyncDaemon) {
-		errs = multierror.Append(errs, err)
 	}
 	return errs.ErrorOrNil()
 }
@@ -146,9 +141,5 @@ func previewTable(link Link, sets kernel.SetStore) (out []string, err error) {
 		}
 		out = append(out, line)
 	}
-	daemons, err := table.syncDaemons()
-	if slices.Contains(daemons, true) {
-		out = append(out, "synchronisation daemon of IPVS")
-	}
-	return out, err
+	return out, nil
 }

@@ -77,12 +77,10 @@ func (p *Plane) ReadAffinity(from []kernel.Moving) (map[service.Key][]kernel.Cli
 	return out, err
 }
 
-// SeedAffinity implements [kernel.AffinityKeeper].
-func (p *Plane) SeedAffinity(ctx context.Context, to []kernel.Moving, clients map[service.Key][]kernel.Client) (err error) {
-	if own := p.virtuals(to); len(own) > 0 {
-		err = SeedAffinity(ctx, p.own.options.Marks.Own(), own, clients)
-	}
-	return errors.Join(err, p.below.SeedAffinity(ctx, to, clients))
+// SeedAffinity implements [kernel.AffinityKeeper] for services of other data planes. To IPVS nothing but another load balancer's
+// synchronisation could tell of clients, so those of its services may change their endpoint once, when it is offloaded.
+func (p *Plane) SeedAffinity(ctx context.Context, to []kernel.Moving, clients map[service.Key][]kernel.Client) error {
+	return p.below.SeedAffinity(ctx, to, clients)
 }
 
 func (p *Plane) virtuals(services []kernel.Moving) []kernel.Virtual {

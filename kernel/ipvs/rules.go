@@ -2,7 +2,6 @@ package ipvs
 
 import (
 	"fmt"
-	"net/netip"
 
 	"kproxy.dev/kproxy/kernel"
 	"kproxy.dev/kproxy/kernel/steering"
@@ -140,11 +139,6 @@ const (
 	chainSwallow = kernel.Prefix + "SWALLOW" // and clients are not
 )
 
-// SyncGroup is where kproxy's synchronisation daemon of IPVS listens, by which
-// clients keep their endpoints when a service moves to IPVS: a multicast group that
-// doesn't leave the node (RFC 2365), on the loopback link. It tells the daemon from others'.
-var SyncGroup = netip.MustParseAddrPort("239.255.75.80:8848")
-
 // InSteering is what steering knows of connections to virtual servers. For conntrack they aren't rewritten
 // (no DNAT), so a mark of the connection tells them from the first packet on. IPVS takes
 // packets on their way into the node and sends them on their way out; what this node's
@@ -168,10 +162,6 @@ var InSteering = steering.Plane{Name: plan.IPVS, Rules: func(s steering.Rules) s
 		OutputNew: []string{kernel.InSet(s.Set(kernel.SetVIP), "dst") + " " + kernel.InSet(s.Set(kernel.SetDrop), "dst,dst") + " " +
 			kernel.NotInSet(s.Set(kernel.SetShort), "dst,dst") + " " + kernel.Comment(kernel.ReasonElsewhere) + " -j " + steering.ChainElsewhere},
 		Refusals: []string{"-p tcp -m tcp --tcp-flags " + steering.ResetOfSYN + " " + s.Accepted() + " -j " + chainRefused},
-	}
-	if s.Family == service.IPv4 {
-		// A program that reached the daemon could lead connections anywhere.
-		w.Input = []string{fmt.Sprintf("-d %s/32 -p udp %s -j DROP", SyncGroup.Addr(), kernel.Comment("only kproxy tells IPVS of clients"))}
 	}
 	return w
 }}

@@ -179,6 +179,9 @@ func (t *Netlink) services(of []kernel.Virtual) (out []*ipvs.Service, err error)
 	return out, nil
 }
 
+// sizeofGeneric is the size of struct genlmsghdr.
+const sizeofGeneric = 4
+
 // readReals asks for the real servers of s. moby's way takes 64 KiB of memory for each answer,
 // and the Watch asks for those of every virtual server every few seconds.
 func (t *Netlink) readReals(s *Server) error {

@@ -184,7 +184,6 @@ func (s Rules) input() []string {
 		kernel.HasMark(s.Marks.Transparent, own)+" -j ACCEPT",
 		"-i lo "+kernel.HasMark(own, own)+" "+kernel.Comment("connections of kproxy to this node")+" -j ACCEPT",
 		state("INVALID,NEW")+" -j "+chainInputNew)
-	out = append(out, s.each(func(w *PlaneRules) []string { return w.Input })...)
 	out = append(out, "-p tcp "+kernel.InSet(kernel.NodePortSet(kernel.SetHealth, service.TCP, s.Family), "dst")+" "+kernel.Comment("load balancers ask for health")+" -j ACCEPT")
 	return append(out, s.passing()...)
 }

@@ -99,7 +99,6 @@ type PlaneRules struct {
 	Postrouting []string // nat: before what is marked is masqueraded
 	Passing     []string // filter FORWARD, INPUT and OUTPUT
 	Accept      []string // filter, at the end of AcceptIn
-	Input       []string // filter
 	InputNew    []string // filter: what begins a connection
 	OutputNew   []string // mangle: likewise
 	Refusals    []string // mangle: what endpoints send; where resets are caught
