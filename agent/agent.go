@@ -98,6 +98,7 @@ type Agent struct {
 	// plan, which was made of a View of health of that revision. Both are the fast loop's.
 	dirty          map[service.Key]bool
 	healthRevision uint64
+	began          bool   // the first plan is there, and what other processes have left is taken over
 	uncommitted    bool   // a pass failed after userspace had prepared its plan
 	repairing      bool   // the redirect sets were damaged or half followed a plan, and aren't mended yet; the fast loop's own
 	announced      string // the last sync's error, as events told it; the fast loop's own
@@ -327,7 +328,7 @@ func (a *Agent) begin(ctx context.Context) (ended *conntrack.Listener, err error
 	default:
 		a.recallFlows(first)
 	}
-	if err != nil {
+	if a.began = err == nil; !a.began {
 		ended.Close()
 	}
 	return ended, err
@@ -466,7 +467,9 @@ func (a *Agent) drain() error {
 	ctx, cancel := context.WithDeadline(context.Background(), end)
 	defer cancel()
 	if !a.relieved.Load() {
-		a.rememberFlows()
+		if a.began { // else the last one's file still counts
+			a.rememberFlows()
+		}
 		a.repair.redirectAll(nil, a.cfg.DrainTimeout)
 		if was := a.yielded.Load(); was != nil { // what the next kproxy finds in the kernel it leaves there
 			if _, err := a.steering.Follow(ctx, was, plan.Between(a.current.Load(), was)); err != nil {

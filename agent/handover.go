@@ -144,7 +144,7 @@ func (h *predecessor) run() error {
 	welcome.Listeners = rows
 	for _, f := range append(slices.Clone(h.with.Files), File{nodeLock, int(h.lock.Fd())}) {
 		fds = append(fds, f.FD)
-		welcome.Files = append(welcome.Files, &handover.File{Name: f.Name, File: uint32(len(fds))})
+		welcome.Files = append(welcome.Files, handover.File{Name: f.Name, File: uint32(len(fds))})
 	}
 	if err := h.conn.Send(answerBound, welcome, fds...); err != nil {
 		return err

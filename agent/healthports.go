@@ -160,13 +160,13 @@ func (h *healthPorts) bring(ctx context.Context) bool {
 }
 
 // files are the listeners, for a successor, with descriptors that the caller closes.
-func (h *healthPorts) files() (out []*handover.File, fds []int) {
+func (h *healthPorts) files() (out []handover.File, fds []int) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	for at, s := range h.open {
 		if fd, err := ListenerFile(s.listen); err == nil { // else it is being closed
 			fds = append(fds, fd)
-			out = append(out, &handover.File{Name: healthListener + at.String(), File: uint32(len(fds))})
+			out = append(out, handover.File{Name: healthListener + at.String(), File: uint32(len(fds))})
 		}
 	}
 	return out, fds

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"net/netip"
 	"os"
@@ -43,6 +44,9 @@ func Succeed(conn *handover.Conn) (*Predecessor, error) {
 	}
 	if err == nil {
 		p.files, err = conn.Receive(answerBound, p.welcome)
+		if errors.Is(err, io.EOF) {
+			err = fmt.Errorf("%w: it hasn't begun, or is of a version that doesn't understand this one", err)
+		}
 	}
 	if err == nil && p.welcome.Refused != "" {
 		err = errors.New(p.welcome.Refused)
@@ -223,7 +227,7 @@ func (a *Agent) takeOver(first *plan.Plan) error {
 }
 
 // inherit takes a predecessor's listeners.
-func (h *healthPorts) inherit(names []*handover.File, files []int) {
+func (h *healthPorts) inherit(names []handover.File, files []int) {
 	h.inherited = map[netip.AddrPort]net.Listener{}
 	for _, f := range names {
 		at, err := netip.ParseAddrPort(strings.TrimPrefix(f.Name, healthListener))
@@ -242,9 +246,9 @@ func (h *healthPorts) inherit(names []*handover.File, files []int) {
 }
 
 // healthOut returns what v knows, for a successor.
-func healthOut(v *health.View) (out []*handover.Health) {
+func healthOut(v *health.View) (out []handover.Health) {
 	for t, s := range v.States() {
-		h := &handover.Health{
+		h := handover.Health{
 			Protocol: uint32(t.Protocol), Kind: string(t.Check.Kind), Path: t.Check.Path, Port: uint32(t.Check.Port),
 			Status: uint32(s.Status), Since: s.Since.UnixNano(), LastError: s.LastError,
 		}
@@ -258,7 +262,7 @@ func healthOut(v *health.View) (out []*handover.Health) {
 }
 
 // healthIn returns what a predecessor's healthOut said.
-func healthIn(in []*handover.Health) map[health.Target]health.State {
+func healthIn(in []handover.Health) map[health.Target]health.State {
 	out := make(map[health.Target]health.State, len(in))
 	for _, h := range in {
 		t := health.Target{
@@ -278,14 +282,14 @@ func healthIn(in []*handover.Health) map[health.Target]health.State {
 }
 
 // countersOut returns what the kernel's data planes have counted, for a successor.
-func countersOut(figures map[service.Key]conntrack.ServiceFigures) (out []*handover.Service) {
+func countersOut(figures map[service.Key]conntrack.ServiceFigures) (out []handover.Service) {
 	counters := func(f conntrack.Figures) handover.Counters {
 		return handover.Counters{Total: f.Total, Failed: f.Failed, BytesIn: f.BytesIn, BytesOut: f.BytesOut}
 	}
 	for k, s := range figures {
-		row := &handover.Service{Namespace: k.Namespace, Name: k.Name, Port: k.Port, Protocol: uint32(k.Protocol), Counters: counters(s.Figures)}
+		row := handover.Service{Namespace: k.Namespace, Name: k.Name, Port: k.Port, Protocol: uint32(k.Protocol), Counters: counters(s.Figures)}
 		for address, f := range s.Endpoints {
-			row.Endpoints = append(row.Endpoints, &handover.Endpoint{Address: handover.Packed(address), Counters: counters(f)})
+			row.Endpoints = append(row.Endpoints, handover.Endpoint{Address: handover.Packed(address), Counters: counters(f)})
 		}
 		out = append(out, row)
 	}
@@ -293,7 +297,7 @@ func countersOut(figures map[service.Key]conntrack.ServiceFigures) (out []*hando
 }
 
 // countersIn returns what a predecessor's countersOut said.
-func countersIn(in []*handover.Service) map[service.Key]conntrack.ServiceFigures {
+func countersIn(in []handover.Service) map[service.Key]conntrack.ServiceFigures {
 	figures := func(c handover.Counters) conntrack.Figures {
 		return conntrack.Figures{Total: c.Total, Failed: c.Failed, BytesIn: c.BytesIn, BytesOut: c.BytesOut}
 	}

@@ -38,7 +38,13 @@ func (a *Agent) watch(ctx context.Context, damaged chan<- error, overflows func(
 		if changed, _ := a.networks.read(a.log); changed { // what fails was logged
 			a.kick()
 		}
+		select {
+		case a.programmer.passing <- struct{}{}:
+		default: // a pass is under way, or a successor reads the kernel
+			continue
+		}
 		found, err := a.programmer.plane.Check(ctx)
+		a.programmer.passing.leave()
 		if err != nil {
 			if ctx.Err() != nil {
 				continue

@@ -50,7 +50,7 @@ func TestConn(t *testing.T) {
 	sent := make(chan error, 2)
 	go func() {
 		c := NewConn(a)
-		sent <- c.Send(patience, &Welcome{Steering: "x", Files: []*File{{Name: "lock", File: 600}}}, files...)
+		sent <- c.Send(patience, &Welcome{Steering: "x", Files: []File{{Name: "lock", File: 600}}}, files...)
 		sent <- c.Send(patience, &Ask{Step: Give})
 	}()
 	c := NewConn(b)

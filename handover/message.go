@@ -32,11 +32,11 @@ type (
 	Welcome struct {
 		Refused string `cbor:"1,keyasint,omitempty"` // why the successor can't take over, a sentence; then there is nothing else
 		// What the rules are made for that lead to userspace: with anything else the successor asks to End.
-		Steering  string      `cbor:"2,keyasint,omitempty"`
-		Listeners []*Listener `cbor:"3,keyasint,omitempty"` // of userspace
-		Files     []*File     `cbor:"4,keyasint,omitempty"`
-		TCPPort   uint32      `cbor:"5,keyasint,omitempty"` // where these listen
-		UDPPort   uint32      `cbor:"6,keyasint,omitempty"`
+		Steering  string     `cbor:"2,keyasint,omitempty"`
+		Listeners []Listener `cbor:"3,keyasint,omitempty"` // of userspace
+		Files     []File     `cbor:"4,keyasint,omitempty"`
+		TCPPort   uint32     `cbor:"5,keyasint,omitempty"` // where these listen
+		UDPPort   uint32     `cbor:"6,keyasint,omitempty"`
 	}
 
 	// Ask has the predecessor take a Step.
@@ -46,11 +46,11 @@ type (
 
 	// Paused has what the predecessor knows of endpoints.
 	Paused struct {
-		Refused string     `cbor:"1,keyasint,omitempty"`
-		Files   []*File    `cbor:"2,keyasint,omitempty"`
-		Health  []*Health  `cbor:"3,keyasint,omitempty"`
-		Kernel  []*Service `cbor:"4,keyasint,omitempty"` // what the kernel's data planes have counted
-		History []byte     `cbor:"5,keyasint,omitempty"` // of the dashboard, in a form of its own; another release may not know it
+		Refused string    `cbor:"1,keyasint,omitempty"`
+		Files   []File    `cbor:"2,keyasint,omitempty"`
+		Health  []Health  `cbor:"3,keyasint,omitempty"`
+		Kernel  []Service `cbor:"4,keyasint,omitempty"` // what the kernel's data planes have counted
+		History []byte    `cbor:"5,keyasint,omitempty"` // of the dashboard, in a form of its own; another release may not know it
 	}
 
 	// Given has what userspace carries.
@@ -99,22 +99,23 @@ type Listener struct {
 
 // Userspace is all that the forwarder has but for its listeners.
 type Userspace struct {
-	Services        []*Service    `cbor:"1,keyasint,omitempty"` // with anything to tell
+	Services        []Service     `cbor:"1,keyasint,omitempty"` // with anything to tell
 	Connections     []*Connection `cbor:"2,keyasint,omitempty"`
 	Sessions        []*Session    `cbor:"3,keyasint,omitempty"`
 	ShedConnections []uint64      `cbor:"4,keyasint,omitempty"` // how many had to make room for others, by plan.ShedReasons
 	ShedSessions    []uint64      `cbor:"5,keyasint,omitempty"`
+	Before          []Flow        `cbor:"6,keyasint,omitempty"` // of clients of UDP before a restart, which have sent nothing since; Silent is since then
 }
 
 // Service holds what is known of a service port.
 type Service struct {
-	Namespace string      `cbor:"1,keyasint,omitempty"`
-	Name      string      `cbor:"2,keyasint,omitempty"`
-	Port      string      `cbor:"3,keyasint,omitempty"`
-	Protocol  uint32      `cbor:"4,keyasint,omitempty"`
-	Counters  Counters    `cbor:"5,keyasint,omitzero"`
-	Endpoints []*Endpoint `cbor:"6,keyasint,omitempty"`
-	Affinity  []*Affine   `cbor:"7,keyasint,omitempty"` // those that were silent longest come first
+	Namespace string     `cbor:"1,keyasint,omitempty"`
+	Name      string     `cbor:"2,keyasint,omitempty"`
+	Port      string     `cbor:"3,keyasint,omitempty"`
+	Protocol  uint32     `cbor:"4,keyasint,omitempty"`
+	Counters  Counters   `cbor:"5,keyasint,omitzero"`
+	Endpoints []Endpoint `cbor:"6,keyasint,omitempty"`
+	Affinity  []Affine   `cbor:"7,keyasint,omitempty"` // those that were silent longest come first
 }
 
 // Counters holds the counters of a service, or of one of its endpoints, since it exists.

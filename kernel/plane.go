@@ -194,7 +194,7 @@ type Plane interface {
 	// wanted, by service port; nothing while that isn't known.
 	Programmed() map[service.Key]uint64
 	// Check returns what others changed since the last Sync, a phrase each. The next Sync
-	// reads everything back and mends it.
+	// reads everything back and mends it. Check may delete what nothing needs any more.
 	Check(ctx context.Context) ([]string, error)
 }
 

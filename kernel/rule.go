@@ -7,8 +7,8 @@ import (
 )
 
 // SavedLines yields the lines that iptables-save, or iptables -S, has printed, without their ends. What is quoted, as a comment,
-// may have line ends of its own: they are the rule's, and no line that it holds is one (xtables_save_string). A quote opens where a
-// word begins: names of chains may have one within.
+// may have line ends of its own: they are the rule's, and no line that it holds is one (xtables_save_string). A quote opens right
+// behind an option: names, as of chains and sets, are printed as they are, and may have one.
 func SavedLines(text string) iter.Seq[string] {
 	return func(yield func(string) bool) {
 		for len(text) > 0 {
@@ -35,7 +35,7 @@ func lineEnd(text string) int {
 		switch c := text[i]; {
 		case c == '\\' && quoted:
 			i++
-		case c == '"' && (quoted || i > 0 && text[i-1] == ' '):
+		case c == '"' && (quoted || i > 0 && text[i-1] == ' ' && strings.HasPrefix(text[strings.LastIndexByte(text[:i-1], ' ')+1:], "--")):
 			quoted = !quoted
 		case c == '\n' && !quoted:
 			return i

@@ -142,7 +142,6 @@ func annotate(p *service.Port, annotations map[string]string) {
 		}
 	}
 	checkHealth(p)
-	p.Problems = few(p.Problems)
 }
 
 // Whoever may write a Service writes what its Problems quote, and kproxy keeps, logs and serves those: they are bounded here.
@@ -170,7 +169,7 @@ func Plain(name string) string {
 // few returns the first of all problems, and how many others there are.
 func few(problems []string) []string {
 	if n := len(problems); n > maxProblems {
-		return append(problems[:maxProblems:maxProblems], fmt.Sprintf("annotations: %d more are wrong", n-maxProblems))
+		return append(problems[:maxProblems:maxProblems], fmt.Sprintf("annotations: %d more problems", n-maxProblems))
 	}
 	return problems
 }

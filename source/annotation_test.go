@@ -300,14 +300,16 @@ func TestLongAnnotations(t *testing.T) {
 	}
 	var b service.Builder
 	addService(&b, &corev1.Service{
-		ObjectMeta: metav1.ObjectMeta{Name: "web", Namespace: "default"},
+		ObjectMeta: metav1.ObjectMeta{Name: "web", Namespace: "default", Annotations: annotations},
 		Spec:       corev1.ServiceSpec{ClusterIPs: []string{"10.96.0.10"}, Ports: []corev1.ServicePort{{Name: "http", Port: 80, Protocol: corev1.ProtocolTCP}}},
 	}, be, "")
 	of, _, _ := b.Build().At(0)
-	for what, problems := range map[string][]string{"annotations": annotated(service.TCP, annotations).Problems, "slices": of.Problems} {
-		text := strings.Join(problems, "\n")
-		if len(text) > 8000 || len(problems) != maxProblems+1 || !strings.Contains(text, `"é\né\n`) || !strings.Contains(text, `…" (150000 bytes)`) || strings.Contains(text, "é\n") {
-			t.Errorf("%s: %d problems of %d bytes: %.500s", what, len(problems), len(text), text)
-		}
+	text := strings.Join(of.Problems, "\n")
+	all := len(annotated(service.TCP, annotations).Problems) + len(be.slices)
+	if len(text) > 8000 || len(of.Problems) != maxProblems+1 || of.Problems[maxProblems] != fmt.Sprintf("annotations: %d more problems", all-maxProblems) {
+		t.Errorf("%d problems of %d bytes, of %d: %.500s", len(of.Problems), len(text), all, text)
+	}
+	if !strings.Contains(text, `"é\né\n`) || !strings.Contains(text, `…" (150000 bytes)`) || strings.Contains(text, "é\n") {
+		t.Errorf("values are quoted as %.500s", text)
 	}
 }

@@ -28,11 +28,11 @@ type Handover struct {
 }
 
 // Listeners describes the listeners for another Server's Inherit, with their descriptors.
-func (s *Server) Listeners() ([]*handover.Listener, []int) {
-	var out []*handover.Listener
+func (s *Server) Listeners() ([]handover.Listener, []int) {
+	var out []handover.Listener
 	var files []int
 	add := func(l *listener, p service.Protocol) {
-		row := &handover.Listener{Protocol: uint32(p), Family: uint32(familyNumbers[l.family])}
+		row := handover.Listener{Protocol: uint32(p), Family: uint32(familyNumbers[l.family])}
 		for _, fd := range l.fds {
 			files = append(files, fd)
 			row.Files = append(row.Files, uint32(len(files)))
@@ -189,6 +189,7 @@ func (h *Handover) describe() {
 			h.State.Sessions = append(h.State.Sessions, d.session(x))
 		}
 	}
+	h.State.Before = s.before.Load().rows(d.clock)
 	for i, sums := range []*[]uint64{&h.State.ShedConnections, &h.State.ShedSessions} {
 		for r := range s.shed[i] {
 			*sums = append(*sums, s.shed[i][r].Load())
@@ -218,7 +219,7 @@ func (d *description) service(s *serviceState) {
 	out := &handover.Service{Counters: counted(&s.counters, s.failed.Load(), s.retried.Load())}
 	s.mu.Lock()
 	for a, e := range s.endpoints {
-		row := &handover.Endpoint{Address: handover.Packed(a), Counters: counted(&e.counters, e.failures.Load(), 0)}
+		row := handover.Endpoint{Address: handover.Packed(a), Counters: counted(&e.counters, e.failures.Load(), 0)}
 		if row.Counters != (handover.Counters{}) {
 			out.Endpoints = append(out.Endpoints, row)
 		}
@@ -226,7 +227,7 @@ func (d *description) service(s *serviceState) {
 	s.mu.Unlock()
 	if a := s.affinity.Load(); a != nil {
 		for e := range a.All(d.clock) {
-			out.Affinity = append(out.Affinity, &handover.Affine{Client: e.Client.AsSlice(), Endpoint: handover.Packed(e.Endpoint), Remaining: int64(e.Remaining)})
+			out.Affinity = append(out.Affinity, handover.Affine{Client: e.Client.AsSlice(), Endpoint: handover.Packed(e.Endpoint), Remaining: int64(e.Remaining)})
 		}
 	}
 	if out.Counters != (handover.Counters{}) || out.Endpoints != nil || out.Affinity != nil {
@@ -238,7 +239,7 @@ func (d *description) service(s *serviceState) {
 func (d *description) add(s *serviceState, out *handover.Service) uint32 {
 	out.Namespace, out.Name, out.Port, out.Protocol = s.key.Namespace, s.key.Name, s.key.Port, uint32(s.key.Protocol)
 	d.services[s] = uint32(len(d.State.Services))
-	d.State.Services = append(d.State.Services, out)
+	d.State.Services = append(d.State.Services, *out)
 	return d.services[s]
 }
 

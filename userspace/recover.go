@@ -16,7 +16,7 @@ import (
 
 // Remains holds what a Server whose process crashed has left, in descriptors of this process.
 type Remains struct {
-	listeners []*handover.Listener
+	listeners []handover.Listener
 	ports     []int // descriptors of listeners
 
 	state    *handover.Userspace
@@ -115,7 +115,7 @@ type salvage struct {
 
 func (x *salvage) takeListeners(head *recordsHead) {
 	add := func(p service.Protocol, f int, numbers []int32) {
-		row := &handover.Listener{Protocol: uint32(p), Family: uint32(familyNumbers[f])}
+		row := handover.Listener{Protocol: uint32(p), Family: uint32(familyNumbers[f])}
 		for _, n := range numbers {
 			if n > 0 {
 				x.ports = append(x.ports, x.own[n])
@@ -243,7 +243,7 @@ func (r *Remains) Close() {
 }
 
 // Listeners are for Inherit.
-func (r *Remains) Listeners() ([]*handover.Listener, []int) {
+func (r *Remains) Listeners() ([]handover.Listener, []int) {
 	files := r.ports
 	r.ports = nil
 	return r.listeners, files
@@ -263,7 +263,7 @@ func (s *Server) Recover(r *Remains) error {
 		key := port.Key
 		if _, ok := services[key]; !ok {
 			services[key] = uint32(len(r.state.Services))
-			r.state.Services = append(r.state.Services, &handover.Service{Namespace: key.Namespace, Name: key.Name, Port: key.Port, Protocol: uint32(key.Protocol)})
+			r.state.Services = append(r.state.Services, handover.Service{Namespace: key.Namespace, Name: key.Name, Port: key.Port, Protocol: uint32(key.Protocol)})
 		}
 		row.Service = services[key]
 		client := handover.Unpacked(row.Client)

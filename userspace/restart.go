@@ -13,10 +13,18 @@ import (
 // (nf_conntrack_udp_timeout_stream).
 const rememberedFor = 2 * time.Minute
 
-// remembered tells which endpoints clients of UDP had before a restart. It doesn't change.
+// remembered tells which endpoints clients of UDP had before a restart. It doesn't change; nil knows of none.
 type remembered struct {
-	endpoints map[[2]netip.AddrPort]netip.AddrPort // by client, and where its datagrams go
-	until     time.Time
+	flows map[udpFlow]endpointBefore
+	until time.Time // of the last one
+}
+
+// udpFlow is a client, and where its datagrams go.
+type udpFlow struct{ client, original netip.AddrPort }
+
+type endpointBefore struct {
+	address netip.AddrPort
+	until   time.Time
 }
 
 // Remember describes the clients that have affinity and the endpoints of UDP sessions, for the Restore of a Server that begins when this
@@ -29,6 +37,7 @@ func (s *Server) Remember() *handover.Userspace {
 	}
 	s.mu.Unlock()
 	var mu sync.Mutex
+	d.State.Before = s.before.Load().rows(d.clock) // sessions come behind, and count
 	s.everySession(func(x *session) {
 		e := x.endpoint.Load()
 		if e == nil {
@@ -36,9 +45,7 @@ func (s *Server) Remember() *handover.Userspace {
 		}
 		mu.Lock()
 		defer mu.Unlock()
-		d.State.Sessions = append(d.State.Sessions, &handover.Session{Flow: handover.Flow{
-			Client: handover.Packed(x.client), Original: handover.Packed(x.orig), Endpoint: handover.Packed(e.address),
-		}})
+		d.State.Before = append(d.State.Before, handover.Flow{Client: handover.Packed(x.client), Original: handover.Packed(x.orig), Endpoint: handover.Packed(e.address)})
 	})
 	return d.State
 }
@@ -54,12 +61,39 @@ func (s *Server) Restore(state *handover.Userspace, age time.Duration) {
 		}
 	}
 	s.mu.Unlock()
-	r := &remembered{endpoints: map[[2]netip.AddrPort]netip.AddrPort{}, until: then.Add(rememberedFor)}
-	for _, row := range state.Sessions {
-		f := &row.Flow
-		r.endpoints[[2]netip.AddrPort{handover.Unpacked(f.Client), handover.Unpacked(f.Original)}] = handover.Unpacked(f.Endpoint)
+	s.before.Store(rememberedOf(state.Before, then))
+}
+
+// rememberedOf reads what rows described then; nil where that is nothing.
+func rememberedOf(rows []handover.Flow, then time.Time) *remembered {
+	if len(rows) == 0 {
+		return nil
 	}
-	s.before.Store(r)
+	r := &remembered{flows: make(map[udpFlow]endpointBefore, len(rows))}
+	for i := range rows {
+		f := &rows[i]
+		until := then.Add(rememberedFor - time.Duration(max(f.Silent, 0)))
+		r.flows[udpFlow{handover.Unpacked(f.Client), handover.Unpacked(f.Original)}] = endpointBefore{handover.Unpacked(f.Endpoint), until}
+		if until.After(r.until) {
+			r.until = until
+		}
+	}
+	return r
+}
+
+// rows describes what is known now.
+func (r *remembered) rows(now time.Time) (out []handover.Flow) {
+	if r == nil {
+		return nil
+	}
+	for f, e := range r.flows {
+		if left := e.until.Sub(now); left > 0 {
+			out = append(out, handover.Flow{
+				Client: handover.Packed(f.client), Original: handover.Packed(f.original), Endpoint: handover.Packed(e.address), Silent: int64(rememberedFor - left),
+			})
+		}
+	}
+	return out
 }
 
 // endpointBefore returns the endpoint that a client had before a restart; invalid for none.
@@ -68,15 +102,19 @@ func (s *Server) endpointBefore(client, original netip.AddrPort) netip.AddrPort 
 	if r == nil {
 		return netip.AddrPort{}
 	}
-	if time.Now().After(r.until) {
-		s.before.Store(nil)
+	now := time.Now()
+	if now.After(r.until) {
+		s.before.CompareAndSwap(r, nil)
 		return netip.AddrPort{}
 	}
-	return r.endpoints[[2]netip.AddrPort{client, original}]
+	if e := r.flows[udpFlow{client, original}]; now.Before(e.until) {
+		return e.address
+	}
+	return netip.AddrPort{}
 }
 
 // stick has clients keep their endpoints, for as long as was left at a time.
-func (s *serviceState) stick(clients []*handover.Affine, then time.Time) {
+func (s *serviceState) stick(clients []handover.Affine, then time.Time) {
 	affinity := s.affinity.Load()
 	if affinity == nil {
 		return

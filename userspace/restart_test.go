@@ -19,14 +19,17 @@ func TestRestart(t *testing.T) {
 		age      time.Duration
 		affinity bool
 		left     []netip.AddrPort
+		again    bool
 		keeps    func(had string) bool
 	}{
-		"soon":                     {time.Second, false, []netip.AddrPort{a, b}, func(string) bool { return true }},
-		"late":                     {rememberedFor + time.Second, false, []netip.AddrPort{a, b}, func(string) bool { return false }},
-		"late, with affinity":      {rememberedFor + time.Second, true, []netip.AddrPort{a, b}, func(string) bool { return true }},
-		"one endpoint has gone":    {time.Second, false, []netip.AddrPort{b}, func(had string) bool { return had == "b x" }},
-		"the same, with affinity":  {time.Second, true, []netip.AddrPort{b}, func(had string) bool { return had == "b x" }},
-		"after affinity has ended": {2 * time.Hour, true, []netip.AddrPort{a, b}, func(string) bool { return false }},
+		"soon":                     {time.Second, false, []netip.AddrPort{a, b}, false, func(string) bool { return true }},
+		"late":                     {rememberedFor + time.Second, false, []netip.AddrPort{a, b}, false, func(string) bool { return false }},
+		"again, and a takeover":    {time.Second, false, []netip.AddrPort{a, b}, true, func(string) bool { return true }},
+		"again, together too late": {rememberedFor/2 + time.Second, false, []netip.AddrPort{a, b}, true, func(string) bool { return false }},
+		"late, with affinity":      {rememberedFor + time.Second, true, []netip.AddrPort{a, b}, false, func(string) bool { return true }},
+		"one endpoint has gone":    {time.Second, false, []netip.AddrPort{b}, false, func(had string) bool { return had == "b x" }},
+		"the same, with affinity":  {time.Second, true, []netip.AddrPort{b}, false, func(had string) bool { return had == "b x" }},
+		"after affinity has ended": {2 * time.Hour, true, []netip.AddrPort{a, b}, false, func(string) bool { return false }},
 	} {
 		t.Run(name, func(t *testing.T) {
 			sticks := func(s *Server) {
@@ -47,9 +50,17 @@ func TestRestart(t *testing.T) {
 			must(t, first.Drain(t.Context()))
 			var state handover.Userspace
 			must(t, handover.Decode(raw, &state))
-			second := start(t, Config{Origin: newOrigins(), UDPPort: port}, testPlan(udpService(c.left...)))
+			cfg, p := Config{Origin: newOrigins(), UDPPort: port}, testPlan(udpService(c.left...))
+			second := start(t, cfg, p)
 			sticks(second)
 			second.Restore(&state, c.age)
+			if c.again { // before clients say anything
+				state = *second.Remember()
+				must(t, second.Drain(t.Context()))
+				second = start(t, cfg, p)
+				second.Restore(&state, c.age)
+				second = succeed(t, second, cfg, p)
+			}
 			last := len(clients) - 1
 			for n := byte(1); len(c.left) > 1 && udpAsk(t, udpClientFrom(t, second, net.IPv4(127, 0, 1, n)), "x") != had[last]; n++ {
 			} // by turns, each gets the other one from here on

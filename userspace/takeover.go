@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"slices"
 	"time"
 
 	"golang.org/x/sync/errgroup"
@@ -39,12 +40,12 @@ func (f inherited) closeRest() {
 // Inherit is Listen with another Server's listeners. It takes their descriptors, whether it fails or not. The
 // other one may go on accepting. There will be as many workers as there were: the kernel gives
 // each socket's clients to that socket.
-func (s *Server) Inherit(listeners []*handover.Listener, files []int) error {
+func (s *Server) Inherit(listeners []handover.Listener, files []int) error {
 	f := inherited(append([]int(nil), files...))
 	defer f.closeRest()
 	err := s.listenWith(func() error {
-		for _, row := range listeners {
-			if err := s.inherit(row, f); err != nil {
+		for i := range listeners {
+			if err := s.inherit(&listeners[i], f); err != nil {
 				return err
 			}
 		}
@@ -135,11 +136,14 @@ type takeover struct {
 // all takes everything.
 func (t *takeover) all(state *handover.Userspace) error {
 	s := t.server
+	if slices.Contains(state.Connections, nil) || slices.Contains(state.Sessions, nil) {
+		return errors.New("an element is empty")
+	}
 	if err := t.reserve(state); err != nil {
 		return err
 	}
-	for _, row := range state.Services {
-		t.service(row)
+	for i := range state.Services {
+		t.service(&state.Services[i])
 	}
 	for i, row := range state.Connections {
 		if err := t.connection(s.loops[i%len(s.loops)], row); err != nil {
@@ -156,6 +160,7 @@ func (t *takeover) all(state *handover.Userspace) error {
 			s.shed[i][r].Add(n)
 		}
 	}
+	s.before.Store(rememberedOf(state.Before, t.clock))
 	return t.watch()
 }
 

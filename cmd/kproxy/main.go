@@ -82,7 +82,7 @@ func newApp() *cli.App {
 // appOf is a program of that name with commands under headings.
 func appOf(name, usage string, groups map[string][]*cli.Command) *cli.App {
 	app := &cli.App{
-		Writer: &plainWriter{to: os.Stdout, colours: name != pluginName}, ErrWriter: &plainWriter{to: os.Stderr},
+		Writer: &plainWriter{to: os.Stdout, own: name != pluginName}, ErrWriter: &plainWriter{to: os.Stderr},
 		Name:            name,
 		Usage:           usage,
 		HideHelpCommand: true, // helpCommand knows commands of commands

@@ -51,9 +51,10 @@ func printValue(w io.Writer, format string, v any) error {
 }
 
 // plainWriter keeps what others name (files, rules, objects of the API, nodes) from commanding the terminal: it writes control characters
-// but ends of lines and tabs as JSON does, \u001b. What trace colours passes where colours are meant.
+// but ends of lines and tabs as JSON does, \u001b. Colours pass while trace colours what this node says.
 type plainWriter struct {
 	to      *os.File
+	own     bool // only this node's own kproxy says what is written
 	colours bool
 }
 

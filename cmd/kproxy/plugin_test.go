@@ -158,7 +158,7 @@ func TestPlainWriter(t *testing.T) {
 			t.Fatal(err)
 		}
 		defer file.Close()
-		fmt.Fprint(&plainWriter{file, c.colours}, colours+"a\x1b[2Jb\tc\u009b1mé\r\n")
+		fmt.Fprint(&plainWriter{to: file, colours: c.colours}, colours+"a\x1b[2Jb\tc\u009b1mé\r\n")
 		if got, err := os.ReadFile(file.Name()); err != nil || string(got) != c.want+`a\u001b[2Jb`+"\t"+`c\u009b1mé\u000d`+"\n" {
 			t.Errorf("%q, %v", got, err)
 		}

@@ -251,6 +251,10 @@ func printTrace(w io.Writer, r *trace.Result) error {
 
 func traceLook(w io.Writer) trace.Look {
 	width := terminalWidth(w)
-	plain, is := w.(*plainWriter)
-	return trace.Look{Width: width, Colour: width > 0 && (!is || plain.colours) && os.Getenv("NO_COLOR") == "" && os.Getenv("TERM") != "dumb"}
+	look := trace.Look{Width: width, Colour: width > 0 && os.Getenv("NO_COLOR") == "" && os.Getenv("TERM") != "dumb"}
+	if plain, is := w.(*plainWriter); is {
+		look.Colour = look.Colour && plain.own
+		plain.colours = look.Colour
+	}
+	return look
 }

@@ -552,6 +552,9 @@ func TestKernelWithoutLog(t *testing.T) {
 	if i < 0 {
 		t.Fatalf("no capability tells of the log: %+v", st.Capabilities)
 	}
+	if os.Getenv("KPROXY_E2E_LOG") == "none" && st.Capabilities[i].Supported {
+		t.Error("this kernel can log, and was to be one that can't")
+	}
 	want := 0
 	if !st.Capabilities[i].Supported {
 		want = 1

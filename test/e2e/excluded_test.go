@@ -124,6 +124,13 @@ func (w *world) untouched(when string, targets []netip.AddrPort) {
 			}
 		}
 	}
+	for _, target := range targets { // and so it stays
+		for _, network := range []string{"tcp", "udp"} {
+			if a := w.ask(w.net.Client, network, target); a.Backend != "b3" {
+				w.Errorf("%s, %s %s: %s answered, want b3", when, network, target, a.Backend)
+			}
+		}
+	}
 }
 
 // servedBy waits until all targets are served by the backends named.

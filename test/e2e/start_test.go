@@ -124,6 +124,21 @@ func TestStoppedWhileStarting(t *testing.T) {
 			t.Errorf("SIGTERM while kproxy starts: %v, want exit status 0\n%s", err, &log)
 		}
 	}
+	// While it waits for an API, what the last kproxy has left remains for the next one.
+	w.must(os.Mkdir(w.dir+"/state", 0o755))
+	write(t, w.dir+"/state/flows.cbor", "left")
+	waits := &lab.Process{Namespace: w.net.Node, Path: binary, Args: []string{"run", "--mode", string(mode), "--master", "http://127.0.0.1:1", "--socket", w.socket(), "--state-dir", w.dir + "/state", "--hostname-override", "node"}}
+	w.must(waits.Start())
+	w.eventually(10*time.Second, "it to wait for services", func() error {
+		if !strings.Contains(waits.Log(), "waiting for services") {
+			return errors.New(waits.Log())
+		}
+		return nil
+	})
+	w.must(waits.Stop(within(10 * time.Second)))
+	if got, err := os.ReadFile(w.dir + "/state/flows.cbor"); string(got) != "left" {
+		t.Errorf("a kproxy that has served nothing leaves %q of flows (%v)", got, err)
+	}
 }
 
 // TestLeftoversOfKubeProxy: kproxy says at start what a kube-proxy has left on the

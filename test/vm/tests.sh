@@ -65,7 +65,7 @@ rows=(
 	"kernel/ipvs   (vm)            -test.skip=$models|$auto"
 	"test/e2e      (vm,iptables)   KPROXY_E2E_MODE=iptables -test.run=^Test($tables)\$ -test.skip=$nft"
 	"test/e2e      (vm,flows)      KPROXY_E2E_MODE=iptables -test.run=^TestFlows\$/^iptables\$/^plain\$"
-	"test/e2e      (vm,nftables,nolog) KPROXY_E2E_MODE=nftables -test.run=^Test(Flows|RestartIsHitless|AffinityAcrossMoves|UDPMovesBetweenDataPlanes|KernelWithoutLog)\$/^(nftables)?\$/^(plain)?\$"
+	"test/e2e      (vm,nftables,nolog) KPROXY_E2E_MODE=nftables KPROXY_E2E_LOG=none -test.run=^Test(Flows|RestartIsHitless|AffinityAcrossMoves|UDPMovesBetweenDataPlanes|KernelWithoutLog)\$/^(nftables)?\$/^(plain)?\$"
 	"kernel/nftables (vm,nftables) -test.run=^Test(Walk|Packets|SourceHash|Flowtable)\$"
 	"test/golden   (vm)            -test.run=^TestKernel\$"
 	"test/docs     (vm)             -test.run=^TestIPVSPage\$"
