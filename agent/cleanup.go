@@ -7,7 +7,6 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
-	"time"
 
 	"kproxy.dev/kproxy/config"
 	"kproxy.dev/kproxy/kernel"
@@ -63,7 +62,7 @@ func PreviewCleanup(ctx context.Context, stateDir string, routeTable int) ([]str
 // connections still need it returns; that is removed once they have drained.
 func (a *Agent) displace(ctx context.Context) (left []retired) {
 	for _, d := range driversOf(a.cfg) {
-		if d.Abilities(nil, time.Time{})[0].Plane == a.driver.Abilities(nil, time.Time{})[0].Plane {
+		if d.Planes()[0] == a.driver.Planes()[0] {
 			continue
 		}
 		lines, err := d.Preview(ctx, noRoutes)

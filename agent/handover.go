@@ -267,10 +267,10 @@ func (h *predecessor) frozen() error {
 // madeFor says what the rules are made for that lead to userspace's listeners at these ports. Where two kproxies
 // differ in that, one can't take over from the other.
 func (a *Agent) madeFor(tcp, udp uint16) string {
-	planes := a.driver.Abilities(nil, time.Time{})
+	planes := a.driver.Planes()
 	s := settingsOf(&a.cfg)
 	return fmt.Sprintf("%s marks=%#x,%#x route-table=%d ports=%d,%d",
-		planes[len(planes)-1].Plane, s.Marks.Masquerade, s.Marks.Transparent, s.RouteTable, tcp, udp)
+		planes[len(planes)-1], s.Marks.Masquerade, s.Marks.Transparent, s.RouteTable, tcp, udp)
 }
 
 // networkNamespace is the inode number of the calling thread's.

@@ -52,7 +52,7 @@ type drivers []kernel.Driver
 // from their work.
 func (ds drivers) of(m plan.Mode) drivers {
 	out := slices.DeleteFunc(slices.Clone(ds), func(d kernel.Driver) bool {
-		return !slices.ContainsFunc(d.Abilities(nil, time.Time{}), func(a plan.Abilities) bool { return m.Needs(a.Plane) })
+		return !slices.ContainsFunc(d.Planes(), m.Needs)
 	})
 	if len(out) == 0 {
 		out = slices.Clone(ds)
@@ -109,8 +109,8 @@ func (ds drivers) choose(m plan.Mode, scheduler string, look func(kernel.Driver)
 		if facts.Missing != nil {
 			why = facts.Missing.Error()
 		}
-		for _, a := range d.Abilities(nil, time.Time{}) {
-			passed = append(passed, plan.Capability{Name: string(a.Plane), Reason: why})
+		for _, plane := range d.Planes() {
+			passed = append(passed, plan.Capability{Name: string(plane), Reason: why})
 		}
 	}
 	if unfit == nil {

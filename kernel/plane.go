@@ -15,14 +15,6 @@ import (
 // steering of its own is to implement this. It is used by one goroutine. Nothing is opened
 // before Probe, Load or Remove.
 type Driver interface {
-	Survey
-	Opener
-	Viewer
-	Cleaner
-}
-
-// Survey finds out what a host has of a driver.
-type Survey interface {
 	// Probe finds out what the host has of the data planes that mode m may use. With trial
 	// it leaves no trace: it tries things in a network namespace that is gone after, and
 	// has the kernel load no data plane. The error is only about ctx.
@@ -32,11 +24,39 @@ type Survey interface {
 	Load(ctx context.Context, m plan.Mode) ([]plan.Capability, error)
 	// Assume takes the host to have everything, without a look.
 	Assume()
+	// Planes names the driver's data planes, in order of preference.
+	Planes() []plan.DataPlane
 	// Abilities are those of the driver's data planes, in order of preference, for the
 	// services of a snapshot; nil for none.
 	Abilities(s *service.Snapshot, now time.Time) []plan.Abilities
 	// Sysctls are the settings that those data planes need which Probe or Load found.
 	Sysctls() ([]Sysctl, error)
+
+	// Steering returns the driver's steering. It changes nothing.
+	Steering(s Settings) (Steering, error)
+	// Plane returns the driver's data planes as one, which the slow loop drives: those
+	// that the mode may use, and those of which an earlier process left something, which
+	// is to go. It may change settings, and writes no rules.
+	Plane(s Settings) (Plane, error)
+
+	// Render returns what would be programmed for p, part by part. Equal plans give equal text.
+	Render(p *plan.Plan, s Settings) []Section
+	// Diff says how what the kernel holds differs from what would be programmed for p: a
+	// line that begins with "+" for what it lacks, with "-" for what it has besides. It
+	// changes nothing.
+	Diff(ctx context.Context, p *plan.Plan, s Settings) (string, error)
+	// Explainers are those of the data planes that have one.
+	Explainers() []Explainer
+
+	// Preview says what Remove would remove, a line each, and changes nothing. It and the next two are about what a driver has in
+	// the kernel, whichever process put it there; without a routeTable, 0, routes and routing rules are left alone.
+	Preview(ctx context.Context, routeTable int) ([]string, error)
+	// Remove removes all of it. It goes on after errors and returns all of them.
+	Remove(ctx context.Context, routeTable int) error
+	// Retire is Remove for a host on which another driver serves by now, without routes and
+	// routing rules. It leaves what connections still need: then it returns a Drainer. When
+	// nothing of that is left, Remove removes the rest.
+	Retire(ctx context.Context) (Drainer, error)
 }
 
 // Facts holds what Probe found.
@@ -48,16 +68,6 @@ type Facts struct {
 	Dropping []string
 	// WithoutNetmap: rules can't replace the addresses of one network by those of another.
 	WithoutNetmap bool
-}
-
-// Opener opens what was probed.
-type Opener interface {
-	// Steering returns the driver's steering. It changes nothing.
-	Steering(s Settings) (Steering, error)
-	// Plane returns the driver's data planes as one, which the slow loop drives: those
-	// that the mode may use, and those of which an earlier process left something, which
-	// is to go. It may change settings, and writes no rules.
-	Plane(s Settings) (Plane, error)
 }
 
 // Settings holds what rules depend on besides the plan and the host.
@@ -72,53 +82,19 @@ type Settings struct {
 	Failed func(service.Family)
 }
 
-// Viewer shows what would be programmed, and what is.
-type Viewer interface {
-	// Render returns what would be programmed for p, part by part. Equal plans give equal text.
-	Render(p *plan.Plan, s Settings) []Section
-	// Diff says how what the kernel holds differs from what would be programmed for p: a
-	// line that begins with "+" for what it lacks, with "-" for what it has besides. It
-	// changes nothing.
-	Diff(ctx context.Context, p *plan.Plan, s Settings) (string, error)
-	// Explainers are those of the data planes that have one.
-	Explainers() []Explainer
-}
-
 // Section is one part of what would be programmed.
 type Section struct {
 	Name string // "sets", "iptables-ipv4"; a data plane's own has its name
 	Text string
 }
 
-// Cleaner removes what a driver has in the kernel, whichever process put it there. Without a
-// routeTable, 0, routes and routing rules are left alone.
-type Cleaner interface {
-	// Preview says what Remove would remove, a line each, and changes nothing.
-	Preview(ctx context.Context, routeTable int) ([]string, error)
-	// Remove removes all of it. It goes on after errors and returns all of them.
-	Remove(ctx context.Context, routeTable int) error
-	// Retire is Remove for a host on which another driver serves by now, without routes and
-	// routing rules. It leaves what connections still need: then it returns a Drainer. When
-	// nothing of that is left, Remove removes the rest.
-	Retire(ctx context.Context) (Drainer, error)
-}
-
 // Steering decides who gets a service's new connections: userspace while it is alive and the
 // plan says so, else the data plane of the kernel that has rules for the service. Its
 // memberships (of sets or maps) follow every plan at once; the rules that consult them are
 // the same whatever services there are, and are written by the first [Plane.Sync]. Its
-// methods return within milliseconds. Those of Membership are called by one goroutine; the
+// methods return within milliseconds. Follow and Damage are called by one goroutine; the
 // others at any time. A Steering may also be a [SetCounter].
 type Steering interface {
-	Membership
-	Heartbeat
-	Exceptions
-	Delivery
-}
-
-// Membership says which services userspace serves, and which addresses are refused, dropped,
-// or limited to some clients.
-type Membership interface {
 	// Follow makes them what p wants, to which d leads from the plan that was followed
 	// last. New ones are added before old ones are deleted, so that no service is in no
 	// data plane at all. It returns how many entries were written.
@@ -126,6 +102,14 @@ type Membership interface {
 	// Damage says how the kernel's memberships differ from what was followed; empty if
 	// they don't. After damage, or an error, the next Follow reads them back and mends them.
 	Damage() (string, error)
+
+	// Local reports whether rules rewrite destinations to this address to reach userspace.
+	Local(a netip.Addr) bool
+	// Missing says which routes and routing rules aren't there, a phrase each.
+	Missing() ([]string, error)
+
+	Heartbeat
+	Exceptions
 }
 
 // Heartbeat bounds for how long new connections go to userspace. The kernel keeps the time,
@@ -158,14 +142,6 @@ type Exceptions interface {
 
 // Redirected is a TCP connection that userspace carries: what its client sends.
 type Redirected struct{ Client, Address netip.AddrPort }
-
-// Delivery says how packets reach userspace's sockets.
-type Delivery interface {
-	// Local reports whether rules rewrite destinations to this address to reach userspace.
-	Local(a netip.Addr) bool
-	// Missing says which routes and routing rules aren't there, a phrase each.
-	Missing() ([]string, error)
-}
 
 // SetCounter is a Steering that counts the entries of kproxy's sets, by name.
 type SetCounter interface {

@@ -80,9 +80,6 @@ const (
 // they decide and compute, others read and write.
 var impure = []string{"net", "net/http", "os", "os/exec", "log", "log/slog", "syscall", "context", "io/fs"}
 
-// maxMethods is how many methods an interface has at most.
-const maxMethods = 5
-
 // file is one parsed Go file of the repository.
 type file struct {
 	name   string // path from the root
@@ -262,10 +259,6 @@ func TestHabits(t *testing.T) {
 			case *ast.FuncDecl:
 				if n.Recv == nil && n.Name.Name == "init" {
 					t.Errorf("%s has a func init: make it a value or a call", f.name)
-				}
-			case *ast.InterfaceType:
-				if len(n.Methods.List) > maxMethods {
-					t.Errorf("%s: an interface has %d methods, more than %d", f.name, len(n.Methods.List), maxMethods)
 				}
 			case *ast.CallExpr:
 				excused := f.ast.Name.Name == "main" || commented[fset.Position(n.Pos()).Line]

@@ -38,12 +38,12 @@ func NewDriver(elsewhere string, flowtable bool) *Driver {
 	return &Driver{elsewhere: elsewhere, flowtable: flowtable}
 }
 
-// Assume implements [kernel.Survey].
+// Assume implements [kernel.Driver].
 func (d *Driver) Assume() {
 	d.host = plan.Capability{Name: string(plan.NFTables), Supported: true}
 }
 
-// Probe implements [kernel.Survey]. The kernel checks everything that may be programmed, in
+// Probe implements [kernel.Driver]. The kernel checks everything that may be programmed, in
 // a transaction that isn't carried out.
 func (d *Driver) Probe(_ context.Context, _ plan.Mode, trial bool) (kernel.Facts, error) {
 	d.host = plan.Capability{Name: string(plan.NFTables)}
@@ -133,7 +133,7 @@ func (d *Driver) try(f service.Family, o Options) error {
 	return classify(err)
 }
 
-// Load implements [kernel.Survey]: the kernel loads what rules need when it checks them.
+// Load implements [kernel.Driver]: the kernel loads what rules need when it checks them.
 func (d *Driver) Load(ctx context.Context, m plan.Mode) ([]plan.Capability, error) {
 	if !m.Allows(plan.NFTables) {
 		return nil, nil
@@ -142,14 +142,17 @@ func (d *Driver) Load(ctx context.Context, m plan.Mode) ([]plan.Capability, erro
 	return []plan.Capability{d.host}, err
 }
 
-// Abilities implements [kernel.Survey].
+// Planes implements [kernel.Driver].
+func (*Driver) Planes() []plan.DataPlane { return []plan.DataPlane{plan.NFTables} }
+
+// Abilities implements [kernel.Driver].
 func (d *Driver) Abilities(*service.Snapshot, time.Time) []plan.Abilities {
 	a := Abilities(d.host)
 	a.Elsewhere = d.elsewhere
 	return []plan.Abilities{a}
 }
 
-// Sysctls implements [kernel.Survey].
+// Sysctls implements [kernel.Driver].
 func (*Driver) Sysctls() ([]kernel.Sysctl, error) { return nil, nil }
 
 func (d *Driver) options(s kernel.Settings) Options {
@@ -166,7 +169,7 @@ func (d *Driver) routing(s kernel.Settings) *steering.Routing {
 	return &r
 }
 
-// Steering implements [kernel.Opener].
+// Steering implements [kernel.Driver].
 func (d *Driver) Steering(s kernel.Settings) (_ kernel.Steering, err error) {
 	if d.tables, err = openTables(families(d.skipIPv6)); err != nil {
 		return nil, err
@@ -174,14 +177,14 @@ func (d *Driver) Steering(s kernel.Settings) (_ kernel.Steering, err error) {
 	return newRedirects(d.tables, d.routing(s)), nil
 }
 
-// Plane implements [kernel.Opener].
+// Plane implements [kernel.Driver].
 func (d *Driver) Plane(s kernel.Settings) (kernel.Plane, error) {
 	o := d.options(s)
 	o.DropInvalid = !kernel.LiberalConntrack()
 	return newPlane(d.tables, &o, d.routing(s)), nil
 }
 
-// Render implements [kernel.Viewer].
+// Render implements [kernel.Driver].
 func (d *Driver) Render(p *plan.Plan, s kernel.Settings) []kernel.Section {
 	o := d.options(s)
 	var b strings.Builder
@@ -279,7 +282,7 @@ func (c *Chain) text() string {
 	return out + "\t}\n"
 }
 
-// Diff implements [kernel.Viewer], by what is in sets and maps, and which chains there are. Which services are in
+// Diff implements [kernel.Driver], by what is in sets and maps, and which chains there are. Which services are in
 // userspace isn't compared: a kproxy that runs decides that as it goes.
 func (d *Driver) Diff(_ context.Context, p *plan.Plan, s kernel.Settings) (string, error) {
 	t, err := openTables(families(d.skipIPv6))
@@ -332,10 +335,10 @@ func (d *Driver) Diff(_ context.Context, p *plan.Plan, s kernel.Settings) (strin
 	return strings.Join(lines, ""), nil
 }
 
-// Explainers implements [kernel.Viewer].
+// Explainers implements [kernel.Driver].
 func (*Driver) Explainers() []kernel.Explainer { return nil }
 
-// Preview implements [kernel.Cleaner].
+// Preview implements [kernel.Driver].
 func (d *Driver) Preview(_ context.Context, routeTable int) (out []string, err error) {
 	r := d.routing(kernel.Settings{Marks: kernel.DefaultMarks(), RouteTable: routeTable})
 	if out, err = r.Present(); err != nil {
@@ -351,7 +354,7 @@ func (d *Driver) Preview(_ context.Context, routeTable int) (out []string, err e
 	return out, err
 }
 
-// Remove implements [kernel.Cleaner].
+// Remove implements [kernel.Driver].
 func (d *Driver) Remove(_ context.Context, routeTable int) error {
 	return errors.Join(d.each(func(t *tables, f service.Family) error {
 		found, err := t.find(f)
@@ -362,7 +365,7 @@ func (d *Driver) Remove(_ context.Context, routeTable int) error {
 	}), d.routing(kernel.Settings{Marks: kernel.DefaultMarks(), RouteTable: routeTable}).Remove())
 }
 
-// Retire implements [kernel.Cleaner]. Conntrack rewrites what belongs to connections without rules.
+// Retire implements [kernel.Driver]. Conntrack rewrites what belongs to connections without rules.
 func (d *Driver) Retire(ctx context.Context) (kernel.Drainer, error) { return nil, d.Remove(ctx, 0) }
 
 // each calls f for both families. A kernel without nf_tables has nothing.

@@ -36,7 +36,7 @@ func newRedirects(t *tables, r *steering.Routing) *Redirects {
 // Close closes the socket, which is the plane's as well.
 func (s *Redirects) Close() { _ = s.tables.close() }
 
-// Follow implements [kernel.Membership]: in one transaction.
+// Follow implements [kernel.Steering]: in one transaction.
 func (s *Redirects) Follow(_ context.Context, p *plan.Plan, d plan.Delta) (entries int, err error) {
 	t := s.tables
 	t.mu.Lock()
@@ -88,7 +88,7 @@ func (s *Redirects) SetEntries() (map[string]int, error) {
 	return out, nil
 }
 
-// Damage implements [kernel.Membership].
+// Damage implements [kernel.Steering].
 func (s *Redirects) Damage() (string, error) {
 	t := s.tables
 	t.mu.Lock()
@@ -207,12 +207,12 @@ func (t *tables) renew(list []member) error {
 	}
 }
 
-// Local implements [kernel.Delivery].
+// Local implements [kernel.Steering].
 func (s *Redirects) Local(a netip.Addr) bool {
 	return a == steering.ListenerAddress[service.IPv4] || a == steering.ListenerAddress[service.IPv6]
 }
 
-// Missing implements [kernel.Delivery].
+// Missing implements [kernel.Steering].
 func (s *Redirects) Missing() ([]string, error) { return s.routing.Missing() }
 
 func readCounter(attributes []byte) (table, name string, packets uint64) {

@@ -32,13 +32,6 @@ func NewDriver(layers ...RulesetDriver) *Driver { return &Driver{layers: layers}
 // RulesetDriver is a data plane of a [Stack] before there is a plan to carry out. It may
 // also have methods Sysctls, Show, and those of [kernel.Explainer].
 type RulesetDriver interface {
-	RulesetSurvey
-	RulesetOpener
-	RulesetCleaner
-}
-
-// RulesetSurvey finds out what a host has of a layer.
-type RulesetSurvey interface {
 	// Assume takes the host to be as c says, without a look.
 	Assume(c plan.Capability)
 	// Probe finds out what the host has, of which h is known; with load, it may have the
@@ -46,10 +39,7 @@ type RulesetSurvey interface {
 	Probe(ctx context.Context, h *Host, load bool) error
 	// Abilities returns what the host can do for the services of a snapshot; nil for none.
 	Abilities(s *service.Snapshot, now time.Time) plan.Abilities
-}
 
-// RulesetOpener opens a layer.
-type RulesetOpener interface {
 	// InSteering is what steering's rules are to know of it.
 	InSteering() Plane
 	// Renderer renders what plans want of this data plane and of what is below.
@@ -57,10 +47,7 @@ type RulesetOpener interface {
 	// Open opens it for a mode that may use it, and for one that finds things of an
 	// earlier kproxy, which are to go; it returns below where there is neither.
 	Open(e *Env, below RulesetPlane, use bool) (RulesetPlane, error)
-}
 
-// RulesetCleaner removes what a layer has in the kernel.
-type RulesetCleaner interface {
 	// Preview says what Remove would remove, a line each.
 	Preview(ctx context.Context, e *Env) ([]string, error)
 	// Remove removes all that kproxy made, then what is below.
@@ -86,16 +73,24 @@ type shower interface {
 	Show(kernel.Ruleset) ([]kernel.Set, string)
 }
 
-func planeOf(l RulesetDriver) plan.DataPlane { return l.Abilities(nil, time.Time{}).Plane }
+func planeOf(l RulesetDriver) plan.DataPlane { return l.InSteering().Name }
 
-// Assume implements [kernel.Survey].
+// Planes implements [kernel.Driver].
+func (d *Driver) Planes() (out []plan.DataPlane) {
+	for _, l := range d.layers {
+		out = append(out, planeOf(l))
+	}
+	return out
+}
+
+// Assume implements [kernel.Driver].
 func (d *Driver) Assume() {
 	for _, l := range d.layers {
 		l.Assume(plan.Capability{Supported: true})
 	}
 }
 
-// Probe implements [kernel.Survey].
+// Probe implements [kernel.Driver].
 func (d *Driver) Probe(ctx context.Context, m plan.Mode, trial bool) (facts kernel.Facts, err error) {
 	d.mode = m
 	if trial {
@@ -140,7 +135,7 @@ func noSets(err error) error {
 	return &kernel.Missing{What: "ipset", How: "run kproxy as root, on a kernel with CONFIG_IP_SET", Err: err}
 }
 
-// Load implements [kernel.Survey].
+// Load implements [kernel.Driver].
 func (d *Driver) Load(ctx context.Context, m plan.Mode) (out []plan.Capability, _ error) {
 	d.mode = m
 	for _, l := range d.layers {
@@ -159,7 +154,7 @@ func (d *Driver) Load(ctx context.Context, m plan.Mode) (out []plan.Capability, 
 	return out, nil
 }
 
-// Abilities implements [kernel.Survey].
+// Abilities implements [kernel.Driver].
 func (d *Driver) Abilities(s *service.Snapshot, now time.Time) []plan.Abilities {
 	out := make([]plan.Abilities, len(d.layers))
 	for i, l := range d.layers {
@@ -168,7 +163,7 @@ func (d *Driver) Abilities(s *service.Snapshot, now time.Time) []plan.Abilities 
 	return out
 }
 
-// Sysctls implements [kernel.Survey].
+// Sysctls implements [kernel.Driver].
 func (d *Driver) Sysctls() (out []kernel.Sysctl, err error) {
 	for _, l := range d.layers {
 		x, ok := l.(loaded)
@@ -187,12 +182,12 @@ func (d *Driver) Sysctls() (out []kernel.Sysctl, err error) {
 // Variant is the variant of iptables that is programmed.
 func (d *Driver) Variant() kernel.Variant { return d.host.Variant }
 
-// Steering implements [kernel.Opener].
+// Steering implements [kernel.Driver].
 func (d *Driver) Steering(s kernel.Settings) (kernel.Steering, error) {
 	return &Redirects{Store: d.sets, Routes: d.env(s).Routing}, nil
 }
 
-// Plane implements [kernel.Opener].
+// Plane implements [kernel.Driver].
 func (d *Driver) Plane(s kernel.Settings) (kernel.Plane, error) {
 	e := d.env(s)
 	top, err := d.open(e)
@@ -240,7 +235,7 @@ func (d *Driver) renderer(e *Env) (r kernel.Renderer) {
 	return r
 }
 
-// Render implements [kernel.Viewer].
+// Render implements [kernel.Driver].
 func (d *Driver) Render(p *plan.Plan, s kernel.Settings) []kernel.Section {
 	want := d.renderer(d.env(s)).Fresh(p)
 	sets := Sets(p)
@@ -263,7 +258,7 @@ func (d *Driver) Render(p *plan.Plan, s kernel.Settings) []kernel.Section {
 	return append(out, own...)
 }
 
-// Diff implements [kernel.Viewer]. Sets that a running kproxy fills as it goes aren't
+// Diff implements [kernel.Driver]. Sets that a running kproxy fills as it goes aren't
 // compared.
 func (d *Driver) Diff(ctx context.Context, p *plan.Plan, s kernel.Settings) (string, error) {
 	sets, err := kernel.OpenIPSets()
@@ -284,7 +279,7 @@ func (d *Driver) Diff(ctx context.Context, p *plan.Plan, s kernel.Settings) (str
 	return diffText(have, kernel.Diff(have, d.renderer(e).Fresh(p))), nil
 }
 
-// Explainers implements [kernel.Viewer].
+// Explainers implements [kernel.Driver].
 func (d *Driver) Explainers() (out []kernel.Explainer) {
 	for _, l := range d.layers {
 		if x, ok := l.(kernel.Explainer); ok {
@@ -294,7 +289,7 @@ func (d *Driver) Explainers() (out []kernel.Explainer) {
 	return out
 }
 
-// Preview implements [kernel.Cleaner].
+// Preview implements [kernel.Driver].
 func (d *Driver) Preview(ctx context.Context, routeTable int) (out []string, err error) {
 	err = d.inKernel(routeTable, func(e *Env) error {
 		for _, l := range d.layers {
@@ -308,13 +303,13 @@ func (d *Driver) Preview(ctx context.Context, routeTable int) (out []string, err
 	return out, err
 }
 
-// Remove implements [kernel.Cleaner].
+// Remove implements [kernel.Driver].
 func (d *Driver) Remove(ctx context.Context, routeTable int) error {
 	_, err := d.remove(ctx, routeTable, false)
 	return err
 }
 
-// Retire implements [kernel.Cleaner].
+// Retire implements [kernel.Driver].
 func (d *Driver) Retire(ctx context.Context) (kernel.Drainer, error) { return d.remove(ctx, 0, true) }
 
 func (d *Driver) remove(ctx context.Context, routeTable int, retire bool) (drainer kernel.Drainer, err error) {

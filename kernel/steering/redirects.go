@@ -25,7 +25,7 @@ var (
 	_ kernel.SetCounter = (*Redirects)(nil)
 )
 
-// Follow implements [kernel.Membership].
+// Follow implements [kernel.Steering].
 func (t *Redirects) Follow(ctx context.Context, p *plan.Plan, d plan.Delta) (entries int, err error) {
 	ops, err := t.changes(p, d)
 	if err != nil {
@@ -46,7 +46,7 @@ func (t *Redirects) changes(p *plan.Plan, d plan.Delta) (kernel.SetOps, error) {
 	return kernel.DiffSets(have, Sets(p)), err
 }
 
-// Damage implements [kernel.Membership].
+// Damage implements [kernel.Steering].
 func (t *Redirects) Damage() (string, error) {
 	if t.applied == nil {
 		return "", nil
@@ -82,10 +82,10 @@ func (t *Redirects) observe(p *plan.Plan) ([]kernel.Set, error) {
 	return sets, nil
 }
 
-// Local implements [kernel.Delivery].
+// Local implements [kernel.Steering].
 func (t *Redirects) Local(a netip.Addr) bool { return slices.Contains(ListenerAddress[:], a) }
 
-// Missing implements [kernel.Delivery].
+// Missing implements [kernel.Steering].
 func (t *Redirects) Missing() ([]string, error) { return t.Routes.Missing() }
 
 // affinitySets is what all sets of session affinity are counted as: there is one

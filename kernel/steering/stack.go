@@ -22,19 +22,9 @@ import (
 type RulesetPlane interface {
 	kernel.Backend
 	kernel.Renderer
-	Clients
-	Watch
-	Services
-}
-
-// Clients counts what connections met, and knows which clients stay with which endpoint.
-type Clients interface {
 	kernel.Counter
 	kernel.AffinityKeeper
-}
-
-// Services says which services the kernel has rules for.
-type Services interface {
+	Watch
 	// Programmed returns the KernelHash of the services of p whose rules in have are
 	// those in want, which was rendered of p.
 	Programmed(have, want kernel.Ruleset, p *plan.Plan) map[service.Key]uint64
