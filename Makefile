@@ -9,7 +9,7 @@ LDFLAGS := -s -w -X main.version=$(VERSION) -X main.commit=$(COMMIT)
 DOCKER ?= docker
 IMAGE  ?= kproxy:latest
 
-.PHONY: help build check demo demo-ipvs vm test soak conformance bench bench-go image release golden-update clean
+.PHONY: help build check demo demo-ipvs vm test soak conformance bench bench-go image release size golden-update clean
 
 help: ## what can be made
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -73,6 +73,12 @@ image: ## the image for deploy/, with docker or a program like it: make image IM
 release: ## what a release consists of, in dist/: binaries, the image's tar, SBOMs, checksums (as root, on Debian)
 	@test/setup.sh build
 	@VERSION=$(VERSION) deploy/release.sh
+
+size: ## lines of Go outside tests, without blank ones and comments, by what they are for
+	@git ls-files '*.go' ':!*_test.go' | xargs awk '\
+		function of(f) { return f ~ /^test\/|\/kerneltest\// ? "test helpers" : f ~ /^lab\/|^cmd\/kproxy\/lab/ ? "teaching" : f ~ /^(trace|web|view|cluster)\// ? "seeing" : "product" } \
+		!/^[ \t]*(\/\/.*)?$$/ { lines[of(FILENAME)]++; all++ } \
+		END { for (c in lines) printf "%-14s %6d\n", c, lines[c]; printf "%-14s %6d\n", "all", all }' | sort -k2
 
 golden-update: ## rewrite the goldens; read the difference before you commit it
 	@test/setup.sh build
