@@ -98,7 +98,7 @@ func TestDamageIsFoundAndMended(t *testing.T) {
 		"nft flush ruleset",
 		"nft flush chain ip kproxy services",
 		"nft delete chain ip kproxy nat-postrouting",
-		"nft flush map ip kproxy services; nft delete chain ip kproxy of-2",
+		"nft flush map ip kproxy services; nft delete chain ip kproxy pick-2",
 		"nft insert rule ip6 kproxy services accept",
 		"nft delete element ip kproxy backends '{ 10.96.0.1 . tcp . 80 . 0x00000001 }'",
 		"nft add element ip kproxy endpoints '{ 10.9.0.1 . tcp . 80 . 10.9.0.1 }'",
@@ -322,16 +322,16 @@ func TestChainInUseIsWrittenAgain(t *testing.T) {
 	n := newNode(t)
 	two, three := plane(web("10.1.0.1:80", "10.1.0.2:80")), plane(web("10.1.0.1:80", "10.1.0.2:80", "10.1.0.3:80"))
 	n.program(two)
-	of2 := func() string { return run(t, "nft -s list chain ip kproxy of-2") }
+	of2 := func() string { return run(t, "nft -s list chain ip kproxy pick-2") }
 	want := of2()
-	run(t, "nft add chain ip kproxy user; nft add rule ip kproxy user jump of-2")
+	run(t, "nft add chain ip kproxy user; nft add rule ip kproxy user jump pick-2")
 	n.program(three)
 	if of2() == want {
 		t.Fatal("the chain that is used no more was left alone")
 	}
 	n.program(two)
 	if got := of2(); got != want {
-		t.Errorf("chain of-2 is\n%s\nwant\n%s", got, want)
+		t.Errorf("chain pick-2 is\n%s\nwant\n%s", got, want)
 	}
 }
 
@@ -347,12 +347,12 @@ func TestChainIsKeptForAWhile(t *testing.T) {
 	if r := n.program(two); r.Applied.Chains != 0 || r.Applied.Entries == 0 {
 		t.Errorf("a change back wrote %+v", r.Applied)
 	}
-	run(t, "nft list chain ip kproxy of-3")
+	run(t, "nft list chain ip kproxy pick-3")
 	nftables.SweepAtOnce(n.plane)
 	if found, err := n.plane.Check(t.Context()); err != nil || len(found) > 0 {
 		t.Errorf("a check found %v, %v", found, err)
 	}
-	if out := run(t, "nft -t list table ip kproxy"); strings.Contains(out, "chain of-3 ") || !strings.Contains(out, "chain of-2 ") {
+	if out := run(t, "nft -t list table ip kproxy"); strings.Contains(out, "chain pick-3 ") || !strings.Contains(out, "chain pick-2 ") {
 		t.Errorf("the chain that wasn't needed any more is still there, or the one that is isn't:\n%s", out)
 	}
 }

@@ -3,7 +3,7 @@
 // chains: there are as many rules as there are numbers of endpoints in use.
 //
 //	services   address . protocol . port → goto the chain of its treatment
-//	of-3       dnat to address . protocol . port . random number below 3 map @backends
+//	pick-3     dnat to address . protocol . port . random number below 3 map @backends
 //	backends   address . protocol . port . number → address . port of an endpoint
 //
 // A node port has the zero address in keys. Treatments differ in who is masqueraded, in

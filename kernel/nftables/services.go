@@ -37,9 +37,9 @@ type treatment struct {
 }
 
 // isTreatment reports whether a chain is a treatment's, by its name.
-var isTreatment = regexp.MustCompile(`(^|-)of-[0-9]`).MatchString
+var isTreatment = regexp.MustCompile(`(^|-)pick-[0-9]`).MatchString
 
-// chain is the name of its chain: "of-3", "node-port-masquerade-of-2-pods-5-for-3h".
+// chain is the name of its chain: "pick-3", "node-port-masquerade-pick-2-pods-5-affinity-3h".
 func (t treatment) chain() string {
 	out := ""
 	if t.node {
@@ -53,7 +53,7 @@ func (t treatment) chain() string {
 	case plan.MasqueradeNodeLocal:
 		out += "masquerade-node-clients-"
 	}
-	out += "of-" + strconv.Itoa(t.endpoints)
+	out += "pick-" + strconv.Itoa(t.endpoints)
 	if t.pods > 0 {
 		out += "-pods-" + strconv.Itoa(t.pods)
 	}
@@ -61,7 +61,7 @@ func (t treatment) chain() string {
 		out += "-by-source"
 	}
 	if t.affinity > 0 {
-		out += "-for-" + secondsText(t.affinity)
+		out += "-affinity-" + secondsText(t.affinity)
 	}
 	if t.home != "" {
 		out += "-as-" + homeText(t.home)

@@ -407,7 +407,7 @@ func (r *rules) input() []Rule {
 		rule(state("new", stateNew), jumpTo(chainRefuseHere)),
 	}
 	if r.DropInvalid {
-		out = append(out, rule(state("invalid", stateInvalid), protocol(service.TCP), socket("wildcard", socketWildcard, 0), accept, comment("TCP knows better")))
+		out = append(out, rule(state("invalid", stateInvalid), protocol(service.TCP), socket("wildcard", socketWildcard, 0), accept, comment("has a local socket: leave it to TCP")))
 	}
 	return append(out, r.invalid()...)
 }

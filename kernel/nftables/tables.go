@@ -17,11 +17,11 @@ import (
 	"kproxy.dev/kproxy/service"
 )
 
-// layout is the comment of a table. One with the same beginning was made by another release,
+// layout is the comment of a table. One that begins as those of an owner was made by another release,
 // and is replaced as a whole; one with another comment, or none, isn't kproxy's.
-const layout = owner + "layout 1"
+const layout = owner + "layout 2"
 
-const owner = "kproxy's, "
+const owner, ownerOnce = "kproxy, ", "kproxy's, "
 
 // maker says whose a table of kproxy's name is.
 type maker int
@@ -161,7 +161,7 @@ func (t *tables) find(f service.Family) (found maker, err error) {
 		case nlmsg.Text(attribute(b, unix.NFTA_TABLE_NAME)) != Name:
 		case about == layout:
 			found = current
-		case strings.HasPrefix(about, owner):
+		case strings.HasPrefix(about, owner), strings.HasPrefix(about, ownerOnce):
 			found = old
 		default:
 			found = another

@@ -232,7 +232,7 @@ func (s Rules) invalidInput() []string {
 	}
 	var out []string
 	if s.SocketMatch {
-		out = append(out, "-p tcp "+state("INVALID")+" -m socket "+kernel.Comment("TCP knows better")+" -j RETURN")
+		out = append(out, "-p tcp "+state("INVALID")+" -m socket "+kernel.Comment("has a local socket: leave it to TCP")+" -j RETURN")
 	}
 	return append(out, s.invalid()...)
 }

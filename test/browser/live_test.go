@@ -181,7 +181,7 @@ func TestServicePage(t *testing.T) {
 	}
 	eval[bool](p, `(`+in(".real-rules summary")+`.click(), true)`)
 	p.eventually("the rules are the kernel's", in(".real-rules .rules code")+` && [...document.querySelectorAll(".real-rules code")].some((c) => c.textContent.includes("map @backends"))`)
-	p.eventually("the story names the service's chain", in(".story")+`.textContent.includes("(of-3)")`)
+	p.eventually("the story names the service's chain", in(".story")+`.textContent.includes("(pick-3)")`)
 	p.shoot("service-rules-1280", wholePage)
 	p.eventually("Grafana's dashboard of the service is a link away", `document.querySelector("#grafana:not([hidden])")?.href === "https://grafana.example/d/kproxy?var-instance=node&var-namespace=default&var-service=web"`)
 	p.eventually("so is the page about its data plane, which kproxy has with it", in(`.p-explain a[href="/docs/nftables.md"]`)+` && fetch("/docs/nftables.md").then((r) => r.ok)`)

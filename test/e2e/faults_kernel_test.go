@@ -52,7 +52,7 @@ var damageOf = map[plan.DataPlane][]harm{
 		{"the tables are deleted", []string{"nft delete table ip kproxy", "nft delete table ip6 kproxy"}},
 		{"the first chain is flushed", []string{"nft flush chain ip kproxy services", "nft flush chain ip6 kproxy services"}},
 		{"a rule is added", []string{"nft insert rule ip kproxy services accept", "nft insert rule ip6 kproxy services ip6 daddr fd00:96::a drop"}},
-		{"a chain of services is flushed", []string{"nft flush chain ip kproxy of-3-for-1h", "nft flush chain ip6 kproxy of-3-for-1h"}},
+		{"a chain of services is flushed", []string{"nft flush chain ip kproxy pick-3-affinity-1h", "nft flush chain ip6 kproxy pick-3-affinity-1h"}},
 		{"chains are added", []string{"nft add chain ip kproxy others", "nft add chain ip6 kproxy others"}},
 		{"masquerading is flushed", []string{"nft flush chain ip kproxy nat-postrouting", "nft flush chain ip6 kproxy nat-postrouting"}},
 		{"the userspace set is flushed", []string{"nft flush set ip kproxy userspace", "nft flush set ip6 kproxy userspace"}},

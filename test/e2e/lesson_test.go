@@ -27,7 +27,7 @@ var lessonAnswers = map[string]string{
 	"4 What the kernel must have":     "nftables",
 	"4 Read a virtual server":         "rr",
 	"4 The addresses are on a link":   "1",
-	"5 Find the element":              "of-3",
+	"5 Find the element":              "pick-3",
 	"5 Choose an endpoint":            "10.2.0.4",
 	"6 Fault 1: find it":              "guard",
 	"6 Fault 2: find it":              "5",

@@ -369,7 +369,7 @@ var faults = []fault{
 	},
 	{
 		name: "a service's element is missing", in: inNFTables, stopped: true, at: "web",
-		plant: []string{"nft delete element ip kproxy services { 10.96.0.10 . tcp . 80 }"}, lift: []string{"nft add element ip kproxy services { 10.96.0.10 . tcp . 80 : goto of-3 }"},
+		plant: []string{"nft delete element ip kproxy services { 10.96.0.10 . tcp . 80 }"}, lift: []string{"nft add element ip kproxy services { 10.96.0.10 . tcp . 80 : goto pick-3 }"},
 		verdict: trace.NotAService, culprit: []string{"leads packets for 10.96.0.10:80", "kproxy repairs"}, mismatch: []string{"10.96.0.10 . tcp . 80", "of set services", "missing"}, fate: isSilent,
 	},
 	{
