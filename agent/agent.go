@@ -11,7 +11,7 @@
 // forwarder proves that it serves.
 //
 // An Agent can take over from another process's (takeover.go), and hand over to another
-// one (handover.go): handover/message.go has the steps.
+// one (handover.go): userspace/handover/message.go has the steps.
 package agent
 
 import (
@@ -30,13 +30,13 @@ import (
 
 	"kproxy.dev/kproxy/config"
 	"kproxy.dev/kproxy/conntrack"
-	"kproxy.dev/kproxy/handover"
 	"kproxy.dev/kproxy/health"
 	"kproxy.dev/kproxy/health/probe"
 	"kproxy.dev/kproxy/kernel"
 	"kproxy.dev/kproxy/plan"
 	"kproxy.dev/kproxy/service"
 	"kproxy.dev/kproxy/userspace"
+	"kproxy.dev/kproxy/userspace/handover"
 )
 
 // DefaultStateDir is where pins are kept unless --state-dir says otherwise.

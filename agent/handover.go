@@ -13,7 +13,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"kproxy.dev/kproxy/handover"
+	"kproxy.dev/kproxy/userspace/handover"
 )
 
 // How long each side waits for the other. Until userspace is frozen, no client waits for it.

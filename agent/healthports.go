@@ -15,9 +15,9 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"kproxy.dev/kproxy/handover"
 	"kproxy.dev/kproxy/plan"
 	"kproxy.dev/kproxy/service"
+	"kproxy.dev/kproxy/userspace/handover"
 )
 
 // ServeHealthPort answers on l, until ctx is done, what load balancers ask at a

@@ -7,8 +7,8 @@ import (
 	"path/filepath"
 	"time"
 
-	"kproxy.dev/kproxy/handover"
 	"kproxy.dev/kproxy/plan"
+	"kproxy.dev/kproxy/userspace/handover"
 )
 
 // flowsFile is the name in --state-dir of the file that says which endpoints clients have. A kproxy leaves it that ends with no other one

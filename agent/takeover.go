@@ -14,10 +14,10 @@ import (
 	"golang.org/x/sys/unix"
 
 	"kproxy.dev/kproxy/conntrack"
-	"kproxy.dev/kproxy/handover"
 	"kproxy.dev/kproxy/health"
 	"kproxy.dev/kproxy/plan"
 	"kproxy.dev/kproxy/service"
+	"kproxy.dev/kproxy/userspace/handover"
 )
 
 // ErrNotTakenOver is the end of an Agent that was to take over from another one, which goes on, ends, or has died. Another

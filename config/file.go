@@ -9,7 +9,7 @@ import (
 
 	"k8s.io/kube-proxy/config/v1alpha1"
 
-	"kproxy.dev/kproxy/strict"
+	"kproxy.dev/kproxy/source/strict"
 )
 
 // What a KubeProxyConfiguration names itself.

@@ -16,7 +16,7 @@ import (
 
 	"kproxy.dev/kproxy/service"
 	"kproxy.dev/kproxy/source"
-	"kproxy.dev/kproxy/strict"
+	"kproxy.dev/kproxy/source/strict"
 )
 
 var checks = []func(*problems, Config){

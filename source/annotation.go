@@ -16,7 +16,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"kproxy.dev/kproxy/service"
-	"kproxy.dev/kproxy/strict"
+	"kproxy.dev/kproxy/source/strict"
 )
 
 // AnnotationPrefix is common to all of kproxy's annotations.

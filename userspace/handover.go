@@ -8,8 +8,8 @@ import (
 	"sync"
 	"time"
 
-	"kproxy.dev/kproxy/handover"
 	"kproxy.dev/kproxy/service"
+	"kproxy.dev/kproxy/userspace/handover"
 )
 
 // Handover is all that a Server has but for its listeners, for a Server in another process.

@@ -16,8 +16,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"kproxy.dev/kproxy/handover"
 	"kproxy.dev/kproxy/service"
+	"kproxy.dev/kproxy/userspace/handover"
 )
 
 // wire is the connection between two processes.

@@ -18,10 +18,10 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
 
-	"kproxy.dev/kproxy/handover"
 	"kproxy.dev/kproxy/lb"
 	"kproxy.dev/kproxy/plan"
 	"kproxy.dev/kproxy/service"
+	"kproxy.dev/kproxy/userspace/handover"
 )
 
 // copies are other descriptors of the same files, as another process gets them.

@@ -10,8 +10,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"kproxy.dev/kproxy/handover"
 	"kproxy.dev/kproxy/service"
+	"kproxy.dev/kproxy/userspace/handover"
 )
 
 // Remains holds what a Server whose process crashed has left, in descriptors of this process.

@@ -5,8 +5,8 @@ import (
 	"sync"
 	"time"
 
-	"kproxy.dev/kproxy/handover"
 	"kproxy.dev/kproxy/service"
+	"kproxy.dev/kproxy/userspace/handover"
 )
 
 // rememberedFor bounds how long a client's next datagram finds the endpoint of before a restart: conntrack keeps a UDP stream as long

@@ -6,8 +6,8 @@ import (
 	"testing"
 	"time"
 
-	"kproxy.dev/kproxy/handover"
 	"kproxy.dev/kproxy/lb"
+	"kproxy.dev/kproxy/userspace/handover"
 )
 
 // TestRestart: a Server that begins where another one has ended gives clients the endpoints that they had, where these still serve and it

@@ -10,7 +10,7 @@ import (
 
 	"github.com/urfave/cli/v2"
 
-	"kproxy.dev/kproxy/strict"
+	"kproxy.dev/kproxy/source/strict"
 )
 
 // run runs the command line args, whose first is the program's name.

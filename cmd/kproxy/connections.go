@@ -10,8 +10,8 @@ import (
 
 	"github.com/urfave/cli/v2"
 
+	"kproxy.dev/kproxy/cmd/kproxy/screen"
 	"kproxy.dev/kproxy/plan"
-	"kproxy.dev/kproxy/view"
 )
 
 // rowsAtMost is how many connections are printed unless --limit says otherwise.
@@ -25,7 +25,7 @@ func connectionsCommand() *cli.Command {
 		Flags: []cli.Flag{
 			socketFlag(), outputFlag("table", "wide", "json", "yaml"),
 			&cli.BoolFlag{Name: "watch", Aliases: []string{"w"}, Usage: "follow them: on a terminal as a screen with keys, else printed every second"},
-			choiceFlag(&cli.StringFlag{Name: "sort", Value: view.ConnectionOrders[0], Usage: "`ORDER`: " + strings.Join(view.ConnectionOrders, ", ")}, view.ConnectionOrders...),
+			choiceFlag(&cli.StringFlag{Name: "sort", Value: screen.ConnectionOrders[0], Usage: "`ORDER`: " + strings.Join(screen.ConnectionOrders, ", ")}, screen.ConnectionOrders...),
 			&cli.IntFlag{Name: "limit", Value: rowsAtMost, Usage: "print at most `N` connections; 0 for all. JSON and YAML have all unless this is given"},
 		},
 		Action: showConnections,
@@ -70,14 +70,14 @@ func showConnections(c *cli.Context) error {
 	case isForPrograms(f.format) || !canDraw(out):
 		return watchPlainly(c.Context, out, list, f.print)
 	}
-	model := view.NewConnections(view.ThemeOf(os.Getenv), f.format == "wide", f.sort)
+	model := screen.NewConnections(screen.ThemeOf(os.Getenv), f.format == "wide", f.sort)
 	model.Update(rows, time.Now())
 	return watchOnScreen(c.Context, model, list)
 }
 
 // print prints the rows that the limit allows, and says what it cut.
 func (f *connectionsShown) print(w io.Writer, rows []plan.ConnectionStatus) error {
-	view.SortConnections(rows, f.sort)
+	screen.SortConnections(rows, f.sort)
 	shown := rows
 	if f.limit > 0 && len(rows) > f.limit {
 		shown = rows[:f.limit]
@@ -85,8 +85,8 @@ func (f *connectionsShown) print(w io.Writer, rows []plan.ConnectionStatus) erro
 	if isForPrograms(f.format) {
 		return printValue(w, f.format, shown)
 	}
-	lines := view.ConnectionTable(shown, f.format == "wide", f.width, view.Theme{Unicode: view.ThemeOf(os.Getenv).Unicode})
-	lines = append(lines, "", view.ConnectionSummary(rows))
+	lines := screen.ConnectionTable(shown, f.format == "wide", f.width, screen.Theme{Unicode: screen.ThemeOf(os.Getenv).Unicode})
+	lines = append(lines, "", screen.ConnectionSummary(rows))
 	if len(shown) < len(rows) {
 		lines = append(lines, fmt.Sprintf("the first %d of them are listed (--limit), sorted by %s", len(shown), f.sort))
 	}

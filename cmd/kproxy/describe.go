@@ -10,8 +10,8 @@ import (
 
 	"github.com/urfave/cli/v2"
 
+	"kproxy.dev/kproxy/cmd/kproxy/screen"
 	"kproxy.dev/kproxy/plan"
-	"kproxy.dev/kproxy/view"
 )
 
 // eventsDescribed is how many events of a service port are printed with it.
@@ -56,7 +56,7 @@ func describeService(c *cli.Context) error {
 		if rows, err := client.Connections(c.Context, s.Title()); err != nil {
 			open = "unknown: " + err.Error()
 		} else {
-			open = view.ConnectionSummary(rows)
+			open = screen.ConnectionSummary(rows)
 		}
 		if err := printDescription(c.App.Writer, s, open, events); err != nil {
 			return err
@@ -100,7 +100,7 @@ func printDescription(w io.Writer, s *plan.ServiceStatus, open string, events []
 		line("Problem", "%s", p)
 	}
 	n := &s.Connections
-	line("Connections", "%d active, %d in all, %d failed, %d retried; %sB in, %sB out", n.Active, n.Total, n.Failed, n.Retried, view.Bytes(float64(n.BytesIn)), view.Bytes(float64(n.BytesOut)))
+	line("Connections", "%d active, %d in all, %d failed, %d retried; %sB in, %sB out", n.Active, n.Total, n.Failed, n.Retried, screen.Bytes(float64(n.BytesIn)), screen.Bytes(float64(n.BytesOut)))
 	line("Open now", "%s", open)
 	line("Endpoints", "%s in use", endpointsTitle(s))
 	if err := t.Flush(); err != nil {
@@ -149,6 +149,6 @@ func describeEndpoints(t *tabwriter.Writer, endpoints []plan.EndpointStatus) {
 			state += "; last error: " + e.LastError
 		}
 		fmt.Fprintf(t, "  %s\t%s\t%s\t%s\t%d\t%d\t%d\t%d\t%s\t%s\t%s\n", e.Address, cmp.Or(e.Node, "-"), e.Health, since, e.Weight,
-			e.ActiveConnections, e.TotalConnections, e.Failures, view.Bytes(float64(e.BytesIn)), view.Bytes(float64(e.BytesOut)), state)
+			e.ActiveConnections, e.TotalConnections, e.Failures, screen.Bytes(float64(e.BytesIn)), screen.Bytes(float64(e.BytesOut)), state)
 	}
 }

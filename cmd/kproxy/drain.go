@@ -7,7 +7,7 @@ import (
 
 	"github.com/urfave/cli/v2"
 
-	"kproxy.dev/kproxy/view"
+	"kproxy.dev/kproxy/cmd/kproxy/screen"
 )
 
 func drainCommand() *cli.Command {
@@ -42,7 +42,7 @@ func drainCommand() *cli.Command {
 				if st.Drain == nil {
 					return errors.New("the drain was ended meanwhile")
 				}
-				if now := view.DrainTitle(st.Drain); now != said {
+				if now := screen.DrainTitle(st.Drain); now != said {
 					fmt.Fprintln(c.App.Writer, now)
 					said = now
 				}

@@ -5,7 +5,7 @@ import (
 	"fmt"
 	"time"
 
-	"kproxy.dev/kproxy/view"
+	"kproxy.dev/kproxy/cmd/kproxy/screen"
 )
 
 // guide leads through steps beside a screen: it waits for what the step that is shown told the user
@@ -17,7 +17,7 @@ type guide struct {
 
 // guideStep is a step and what decides that it is done.
 type guideStep struct {
-	view.Step
+	screen.Step
 	// setup is run when the step is first shown; nil for nothing.
 	setup func(context.Context) error
 	// skipped is run when the user goes on from the step, which isn't done; nil for nothing. It does what
@@ -42,8 +42,8 @@ const (
 
 func newGuide(steps []guideStep) *guide { return &guide{steps, make(chan answer, 1)} }
 
-func (g *guide) views() []view.Step {
-	var out []view.Step
+func (g *guide) views() []screen.Step {
+	var out []screen.Step
 	for _, s := range g.steps {
 		out = append(out, s.Step)
 	}
@@ -60,7 +60,7 @@ func (g *guide) answer(step int, text string) {
 }
 
 // run looks at the step that m shows until ctx ends.
-func (g *guide) run(ctx context.Context, m *view.Model, s *screen) {
+func (g *guide) run(ctx context.Context, m *screen.Model, s *liveScreen) {
 	begun, done := map[int]time.Time{}, map[int]bool{}
 	was := 0 // the step that was shown
 	for {
@@ -72,7 +72,7 @@ func (g *guide) run(ctx context.Context, m *view.Model, s *screen) {
 			given = &a
 		case <-time.After(checkEvery):
 		}
-		at, state := 0, view.StepState{}
+		at, state := 0, screen.StepState{}
 		if !s.apply(func() { at, state = m.Guided() }) {
 			return
 		}
@@ -92,7 +92,7 @@ func (g *guide) run(ctx context.Context, m *view.Model, s *screen) {
 			if step.setup != nil {
 				if err := step.setup(ctx); err != nil {
 					step.check = nil
-					s.apply(func() { m.Guide(at, view.StepState{Said: fmt.Sprintf("this step can't begin: %v", err)}) })
+					s.apply(func() { m.Guide(at, screen.StepState{Said: fmt.Sprintf("this step can't begin: %v", err)}) })
 					continue
 				}
 			}

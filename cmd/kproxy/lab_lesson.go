@@ -14,10 +14,10 @@ import (
 
 	"github.com/urfave/cli/v2"
 
+	"kproxy.dev/kproxy/cmd/kproxy/screen"
 	"kproxy.dev/kproxy/lab"
 	"kproxy.dev/kproxy/lab/lesson"
 	"kproxy.dev/kproxy/plan"
-	"kproxy.dev/kproxy/view"
 )
 
 // labBin holds what a lesson tells the learner to run.
@@ -68,7 +68,7 @@ func solutions(l *lesson.Lesson) string {
 		t := &l.Tasks[i]
 		fmt.Fprintf(&b, "\n%d. %s\n", i+1, t.Title)
 		for _, p := range t.Text {
-			fmt.Fprintf(&b, "   %s\n", strings.Join(view.Wrap(p, 76, 100), "\n   "))
+			fmt.Fprintf(&b, "   %s\n", strings.Join(screen.Wrap(p, 76, 100), "\n   "))
 		}
 		for _, command := range t.Commands {
 			fmt.Fprintf(&b, "     $ %s\n", command)
@@ -129,7 +129,7 @@ func runLesson(c *cli.Context, number int, l *lesson.Lesson) (err error) {
 		return err
 	}
 	note := func() string { return "the client's last second: " + traffic.second() + missing }
-	return watchStatus(ctx, s.client, view.Config{Theme: view.ThemeOf(os.Getenv), Lesson: "default/web:line/TCP", Note: note}, st, s.client.Status, newGuide(steps))
+	return watchStatus(ctx, s.client, screen.Config{Theme: screen.ThemeOf(os.Getenv), Lesson: "default/web:line/TCP", Note: note}, st, s.client.Status, newGuide(steps))
 }
 
 // binScript runs the kproxy that made the lab; commands that ask a running one ask the lab's.
@@ -185,7 +185,7 @@ func (s *shell) steps(ctx context.Context, l *lesson.Lesson) ([]guideStep, error
 				continue
 			}
 		}
-		step := guideStep{Step: view.Step{Title: t.Title, Text: t.Text, Commands: t.Commands, Question: t.Blocks["answer"] != ""}}
+		step := guideStep{Step: screen.Step{Title: t.Title, Text: t.Text, Commands: t.Commands, Question: t.Blocks["answer"] != ""}}
 		if len(out) == 0 {
 			step.Commands = slices.Concat([]string{"export PATH=" + labBin + ":$PATH"}, t.Commands)
 		}

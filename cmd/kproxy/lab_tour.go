@@ -13,11 +13,11 @@ import (
 	"strings"
 	"time"
 
+	"kproxy.dev/kproxy/cmd/kproxy/screen"
 	"kproxy.dev/kproxy/lab"
 	"kproxy.dev/kproxy/plan"
 	"kproxy.dev/kproxy/service"
 	"kproxy.dev/kproxy/trace"
-	"kproxy.dev/kproxy/view"
 	"kproxy.dev/kproxy/web"
 )
 
@@ -98,7 +98,7 @@ func onNode(command string) string {
 
 // steps are the tour, as this lab's mode allows.
 func (t *tour) steps() []guideStep {
-	steps := []guideStep{{Step: view.Step{
+	steps := []guideStep{{Step: screen.Step{
 		Title: "Be a client", Commands: []string{ask(labService.Addr().String(), int(labService.Port()))},
 		Look: "a backend's name, such as b1, and 10.1.0.2, the address it saw: the client's own. Repeat it: the backends take turns.",
 	}, check: heard}}
@@ -111,7 +111,7 @@ func (t *tour) steps() []guideStep {
 		if t.tables {
 			refuse, accept = "nft 'table ip dead { chain input { type filter hook input priority 0; meta l4proto tcp reject with tcp reset; }; }'", "nft delete table ip dead"
 		}
-		steps = append(steps, guideStep{Step: view.Step{
+		steps = append(steps, guideStep{Step: screen.Step{
 			Title: "Kill a backend",
 			Commands: []string{
 				onBackend + refuse,
@@ -121,7 +121,7 @@ func (t *tour) steps() []guideStep {
 			Look: "10.2.0.3 goes down after two failed checks, within two seconds, and gets no new connections: the traffic goes to the others. After the last command it comes back.",
 		}, check: t.happened([]string{"10.2.0.3:9000 is down", "10.2.0.3:9000 is up"}, "10.2.0.3 to go down, and come back")})
 	}
-	steps = append(steps, guideStep{Step: view.Step{
+	steps = append(steps, guideStep{Step: screen.Step{
 		Title:    "Edit a manifest",
 		Commands: []string{fmt.Sprintf("sed -i 's/nodePort: 30080/nodePort: 30090/' %s", t.manifest), ask("10.1.0.1", 30090)},
 		Look:     "the file is watched: the node answers on its new port at once. Edit it with an editor and break it on purpose: the status names file and line, and what was valid stays in force.",
@@ -129,7 +129,7 @@ func (t *tour) steps() []guideStep {
 		return s.NodePort != 30080, fmt.Sprintf("the node port is %d", s.NodePort)
 	})})
 	if t.dashboard != "" {
-		steps = append(steps, guideStep{Step: view.Step{
+		steps = append(steps, guideStep{Step: screen.Step{
 			Title: "Open the dashboard in a browser", Commands: []string{"curl -s " + t.dashboard + "api/v1/status"}, Question: true,
 			Look: t.dashboard + " has the same services, live; it only reads. The command shows what programs get. Which generation of its rules is in force (sync, generation)?",
 		}, check: func(ctx context.Context, _ time.Time, answer string) (bool, string) {
@@ -144,7 +144,7 @@ func (t *tour) steps() []guideStep {
 			return true, fmt.Sprintf("generation %d; each change that takes effect counts one", n)
 		}})
 	}
-	return append(steps, t.kill(), guideStep{Step: view.Step{
+	return append(steps, t.kill(), guideStep{Step: screen.Step{
 		Title: "Compare the data planes", Commands: []string{t.self + " lab compare --quick"},
 		Look: "the same work through every data plane that this host has, and without a proxy as the limit: how many connections a second, how long requests take, how much CPU they cost. The page has charts.",
 	}, check: compared()})
@@ -152,13 +152,13 @@ func (t *tour) steps() []guideStep {
 
 // planes are the way into userspace and back to the kernel.
 func (t *tour) planes() []guideStep {
-	return []guideStep{{Step: view.Step{
+	return []guideStep{{Step: screen.Step{
 		Title:    "Pin the service to userspace, and see each connection",
 		Commands: []string{t.kproxy("pin", "default/web:line userspace"), t.kproxy("connections", "default/web:line")},
 		Look:     "state pinned. New connections are kproxy's own: it knows the age of each. Those that the kernel carries already go on in " + string(t.fallback) + " until they end. Most last a millisecond; the client keeps three open for 9 seconds each.",
 	}, check: t.line("state pinned, in userspace", func(s *plan.ServiceStatus) (bool, string) {
 		return s.State == plan.StatePinned && s.DataPlane == plan.Userspace, fmt.Sprintf("it is %s in %s", s.State, s.DataPlane)
-	})}, {Step: view.Step{
+	})}, {Step: screen.Step{
 		Title:    "Watch the offload happen",
 		Commands: []string{labPod, t.kproxy("pin", "default/web:line auto"), t.kproxy("status", "default/web:line")},
 		Look:     "state qualifying, with a countdown: b1 has just been away and come back, as a pod does that is replaced, and a service must have been steady for 10 seconds. Then the data plane is " + string(t.fallback) + ", connections go through the kernel alone, and no exchange of the traffic failed on the way.",
@@ -171,7 +171,7 @@ func (t *tour) rules() guideStep {
 	if t.tables {
 		list, all = "nft list table ip kproxy", "all that kproxy made: a service is an element of maps."
 	}
-	step := view.Step{
+	step := screen.Step{
 		Title: "Read the rules", Question: true,
 		Commands: []string{t.kproxy("trace", "--from 10.1.0.2 "+labService.String()), onNode(list)},
 		Look:     "trace follows a packet of the client through what is really in the kernel, rule by rule with its counters, to each endpoint and how likely it is. The second command shows " + all,
@@ -288,7 +288,7 @@ func virtualServers(s *plan.ServiceStatus) string {
 // kill is about what a proxy that has died leaves.
 func (t *tour) kill() guideStep {
 	later := fmt.Sprintf("sleep %d; ", int((t.alive + 2*time.Second).Seconds()))
-	step := view.Step{
+	step := screen.Step{
 		Title:    "Kill kproxy, and start it again",
 		Commands: []string{"kill -9 $(cat " + labPID + ")", later + ask(labService.Addr().String(), int(labService.Port())), labStart + " >/dev/null 2>&1 &"},
 		Look:     "the screen says that kproxy has gone, and the traffic goes on: the rules are in the kernel. For up to " + t.alive.String() + " they still send services of userspace to a process that isn't there; then its heartbeat in the kernel has run out, and all of them go to the fallback rules. After the last command kproxy is back and adopts what it finds.",
@@ -320,7 +320,7 @@ func (t *tour) text() string {
 		for _, c := range s.Commands {
 			fmt.Fprintf(&b, "     $ %s\n", c)
 		}
-		for _, part := range view.Wrap("Look for: "+s.Look, 76, 20) {
+		for _, part := range screen.Wrap("Look for: "+s.Look, 76, 20) {
 			fmt.Fprintf(&b, "   %s\n", part)
 		}
 	}

@@ -6,8 +6,8 @@ import (
 	"testing"
 	"time"
 
+	"kproxy.dev/kproxy/cmd/kproxy/screen"
 	"kproxy.dev/kproxy/plan"
-	"kproxy.dev/kproxy/view"
 )
 
 // TestTourFits: on a terminal of 80 columns and 24 lines, each step is there to its last word, with
@@ -31,10 +31,10 @@ func TestTourFits(t *testing.T) {
 	} {
 		tour.self, tour.manifest, tour.backends, tour.alive, tour.dashboard = "/usr/local/bin/kproxy", labDir+"/manifests/web.yaml", 3, 3*time.Second, "http://198.18.0.2:10249/"
 		g := newGuide(tour.steps())
-		m := view.New(view.Config{Endpoints: true, Guide: g.views(), Note: func() string { return "the client's last second" }})
+		m := screen.New(screen.Config{Endpoints: true, Guide: g.views(), Note: func() string { return "the client's last second" }})
 		m.Update(st, time.Now())
 		for i, step := range g.steps {
-			m.Guide(i, view.StepState{Said: "something to happen"})
+			m.Guide(i, screen.StepState{Said: "something to happen"})
 			m.Event(plan.Event{Message: "something"})
 			screen := strings.Join(m.Render(time.Now(), 80, 24), "\n")
 			words := strings.Fields(step.Look)

@@ -9,9 +9,9 @@ import (
 
 	"github.com/urfave/cli/v2"
 
+	"kproxy.dev/kproxy/cmd/kproxy/screen"
 	"kproxy.dev/kproxy/lab"
 	"kproxy.dev/kproxy/plan"
-	"kproxy.dev/kproxy/view"
 )
 
 // labUp runs the lab until the user leaves: on a terminal with a screen to
@@ -75,7 +75,7 @@ func checkLabUp(c *cli.Context) error {
 
 // watch is the lab's screen: the status, the traffic, and the tour step by step.
 func (s *labSession) watch(ctx context.Context, st plan.Status, t *tour, traffic *recentTraffic) error {
-	c := view.Config{Theme: view.ThemeOf(os.Getenv), Endpoints: true}
+	c := screen.Config{Theme: screen.ThemeOf(os.Getenv), Endpoints: true}
 	if traffic != nil {
 		c.Note = func() string { return "the client's last second: " + traffic.second() }
 	}

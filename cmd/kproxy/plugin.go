@@ -15,11 +15,11 @@ import (
 
 	"github.com/urfave/cli/v2"
 
-	"kproxy.dev/kproxy/cluster"
+	"kproxy.dev/kproxy/cmd/kproxy/cluster"
+	"kproxy.dev/kproxy/cmd/kproxy/screen"
 	"kproxy.dev/kproxy/plan"
 	"kproxy.dev/kproxy/service"
 	"kproxy.dev/kproxy/trace"
-	"kproxy.dev/kproxy/view"
 	"kproxy.dev/kproxy/web"
 )
 
@@ -43,7 +43,7 @@ func newPlugin() *cli.App {
 		{
 			Name: "connections", Usage: "list live connections of all nodes", ArgsUsage: "[" + pluginTarget + "]",
 			Flags: clusterFlags(outputFlag("table", "wide", "json", "yaml"),
-				choiceFlag(&cli.StringFlag{Name: "sort", Value: view.ConnectionOrders[0], Usage: "`ORDER` on each node: " + strings.Join(view.ConnectionOrders, ", ")}, view.ConnectionOrders...),
+				choiceFlag(&cli.StringFlag{Name: "sort", Value: screen.ConnectionOrders[0], Usage: "`ORDER` on each node: " + strings.Join(screen.ConnectionOrders, ", ")}, screen.ConnectionOrders...),
 				&cli.IntFlag{Name: "limit", Value: rowsAtMost, Usage: "print at most `N` connections of each node; 0 for all. JSON and YAML have all unless this is given"}),
 			Action: clusterConnections,
 		},
@@ -223,7 +223,7 @@ func clusterConnections(c *cli.Context) error {
 	}
 	answers := cluster.Ask(c.Context, k, nodes, func(ctx context.Context, n cluster.Node) ([]plan.ConnectionStatus, error) {
 		rows, err := which.connections(ctx, k.Client(n))
-		view.SortConnections(rows, f.sort)
+		screen.SortConnections(rows, f.sort)
 		if isForPrograms(f.format) && c.IsSet("limit") && f.limit > 0 {
 			rows = rows[:min(f.limit, len(rows))]
 		}

@@ -13,9 +13,9 @@ import (
 
 	"github.com/urfave/cli/v2"
 
-	"kproxy.dev/kproxy/cluster"
+	"kproxy.dev/kproxy/cmd/kproxy/cluster"
+	"kproxy.dev/kproxy/cmd/kproxy/screen"
 	"kproxy.dev/kproxy/plan"
-	"kproxy.dev/kproxy/view"
 )
 
 func clusterStatus(c *cli.Context) error {
@@ -82,7 +82,7 @@ func printReport(w io.Writer, r *cluster.Report, wide bool) error {
 }
 
 func addressTitle(s *cluster.ServiceReport) string {
-	return view.Address(&plan.ServiceStatus{Addresses: s.Addresses, NodePort: s.NodePort}, "/"+strings.ToLower(s.Protocol))
+	return screen.Address(&plan.ServiceStatus{Addresses: s.Addresses, NodePort: s.NodePort}, "/"+strings.ToLower(s.Protocol))
 }
 
 // planesTitle names the data plane, with the numbers of nodes where these differ.

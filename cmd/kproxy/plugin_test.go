@@ -12,7 +12,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"kproxy.dev/kproxy/cluster"
+	"kproxy.dev/kproxy/cmd/kproxy/cluster"
 	"kproxy.dev/kproxy/plan"
 	"kproxy.dev/kproxy/service"
 )

@@ -13,7 +13,7 @@ import (
 	"github.com/urfave/cli/v2"
 	"golang.org/x/sync/errgroup"
 
-	"kproxy.dev/kproxy/cluster"
+	"kproxy.dev/kproxy/cmd/kproxy/cluster"
 	"kproxy.dev/kproxy/web"
 )
 

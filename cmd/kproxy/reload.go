@@ -13,7 +13,7 @@ import (
 
 	"kproxy.dev/kproxy/config"
 	"kproxy.dev/kproxy/plan"
-	"kproxy.dev/kproxy/strict"
+	"kproxy.dev/kproxy/source/strict"
 )
 
 // settled is the configuration in force. With --config it follows the file:

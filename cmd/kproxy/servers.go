@@ -18,9 +18,9 @@ import (
 
 	"kproxy.dev/kproxy/agent"
 	"kproxy.dev/kproxy/config"
-	"kproxy.dev/kproxy/handover"
 	"kproxy.dev/kproxy/plan"
 	"kproxy.dev/kproxy/userspace"
+	"kproxy.dev/kproxy/userspace/handover"
 	"kproxy.dev/kproxy/web"
 )
 

@@ -13,8 +13,8 @@ import (
 
 	"github.com/urfave/cli/v2"
 
+	"kproxy.dev/kproxy/cmd/kproxy/screen"
 	"kproxy.dev/kproxy/plan"
-	"kproxy.dev/kproxy/view"
 	"kproxy.dev/kproxy/web"
 )
 
@@ -79,7 +79,7 @@ func showStatus(c *cli.Context) error {
 	if err != nil && !errors.Is(err, web.ErrNotRunning) {
 		return err
 	}
-	return watchStatus(c.Context, client, view.Config{Theme: view.ThemeOf(os.Getenv), Endpoints: output == "wide"}, st, follow, nil)
+	return watchStatus(c.Context, client, screen.Config{Theme: screen.ThemeOf(os.Getenv), Endpoints: output == "wide"}, st, follow, nil)
 }
 
 // sleep returns false when ctx ended first.
@@ -105,7 +105,7 @@ func printNames(w io.Writer, st plan.Status) error {
 // printNode prints how kproxy is, and what is wrong with it.
 func printNode(w io.Writer, st plan.Status) error {
 	_, err := fmt.Fprintf(w, "kproxy %s on %s, mode %s, %s, up %s\n", st.Version, st.Node, st.Mode, healthTitle(&st), time.Duration(st.UptimeSeconds)*time.Second)
-	for _, r := range view.Remarks(&st) {
+	for _, r := range screen.Remarks(&st) {
 		fmt.Fprintf(w, "%s%s\n", r.Label, r.Text)
 	}
 	return err
@@ -121,7 +121,7 @@ func printStatus(w io.Writer, st plan.Status, wide bool) error {
 	fmt.Fprintln(t, "SERVICE\tADDRESS\tDATA PLANE\tSTATE\tENDPOINTS\tACTIVE\tTOTAL\tFAILED\tREASON")
 	for i := range st.Services {
 		s := &st.Services[i]
-		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t%d\t%d\t%d\t%s\n", s.Title(), view.Address(s, "/"+strings.ToLower(s.Protocol)), s.DataPlane, s.State,
+		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t%d\t%d\t%d\t%s\n", s.Title(), screen.Address(s, "/"+strings.ToLower(s.Protocol)), s.DataPlane, s.State,
 			endpointsTitle(s), s.Connections.Active, s.Connections.Total, s.Connections.Failed, strings.Join(slices.Concat([]string{reasonTitle(s)}, s.Problems, firstEjected(s)), "; "))
 		if wide {
 			printEndpoints(t, s)
@@ -133,7 +133,7 @@ func printStatus(w io.Writer, st plan.Status, wide bool) error {
 func healthTitle(st *plan.Status) string {
 	switch {
 	case !st.Alive:
-		return fmt.Sprintf("%s (%s)", st.Health(), view.Unserved(st))
+		return fmt.Sprintf("%s (%s)", st.Health(), screen.Unserved(st))
 	case len(st.Exhausted) > 0:
 		return st.Health() + " (clients wait, or others end for them: see kproxy_userspace_shed_total)"
 	}

@@ -12,11 +12,11 @@ import (
 	"sync"
 	"time"
 
+	"kproxy.dev/kproxy/cmd/kproxy/screen"
+	"kproxy.dev/kproxy/cmd/kproxy/screen/terminal"
 	"kproxy.dev/kproxy/plan"
 	"kproxy.dev/kproxy/service"
 	"kproxy.dev/kproxy/trace"
-	"kproxy.dev/kproxy/view"
-	"kproxy.dev/kproxy/view/terminal"
 	"kproxy.dev/kproxy/web"
 )
 
@@ -33,18 +33,18 @@ func canDraw(out io.Writer) bool {
 type model[T any] interface {
 	Update(T, time.Time)
 	Fail(error, time.Time)
-	Key(view.Key, time.Time) (quit bool)
+	Key(screen.Key, time.Time) (quit bool)
 	Render(now time.Time, width, height int) []string
 }
 
-// screen changes a model while a terminal shows it.
-type screen struct {
+// liveScreen changes a model while a terminal shows it.
+type liveScreen struct {
 	updates chan func()
 	ctx     context.Context // ends with the screen
 }
 
 // apply has the screen call f, and waits until it has; it returns false if the screen is left first.
-func (s *screen) apply(f func()) bool {
+func (s *liveScreen) apply(f func()) bool {
 	done := make(chan struct{})
 	select {
 	case s.updates <- func() { f(); close(done) }:
@@ -61,10 +61,10 @@ func (s *screen) apply(f func()) bool {
 
 // watchOnScreen draws m on the terminal until the user leaves, and asks for what it shows
 // every second, whether or not kproxy is there. Beside, it has the others change m.
-func watchOnScreen[T any](ctx context.Context, m model[T], ask func(context.Context) (T, error), others ...func(context.Context, *screen)) error {
+func watchOnScreen[T any](ctx context.Context, m model[T], ask func(context.Context) (T, error), others ...func(context.Context, *liveScreen)) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	s := &screen{updates: make(chan func()), ctx: ctx}
+	s := &liveScreen{updates: make(chan func()), ctx: ctx}
 	var feeds sync.WaitGroup
 	feeds.Go(func() {
 		for again := true; again; again = sleep(ctx, watchEvery) {
@@ -84,7 +84,7 @@ func watchOnScreen[T any](ctx context.Context, m model[T], ask func(context.Cont
 	t := terminal.Screen{
 		In: os.Stdin, Out: os.Stdout, Updates: s.updates,
 		Draw: func(w, h int) []string { return m.Render(time.Now(), w, h) },
-		Key:  func(k view.Key) bool { return m.Key(k, time.Now()) },
+		Key:  func(k screen.Key) bool { return m.Key(k, time.Now()) },
 	}
 	err := t.Run(ctx)
 	cancel()
@@ -94,7 +94,7 @@ func watchOnScreen[T any](ctx context.Context, m model[T], ask func(context.Cont
 
 // watchStatus watches a kproxy on the terminal: its status, the page of a service, and its events,
 // also after a restart. first is the first status; zero where none is known yet.
-func watchStatus(ctx context.Context, client *web.Client, c view.Config, first plan.Status, status func(context.Context) (plan.Status, error), g *guide) error {
+func watchStatus(ctx context.Context, client *web.Client, c screen.Config, first plan.Status, status func(context.Context) (plan.Status, error), g *guide) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	pins := make(chan web.PinRequest, 1)
@@ -107,17 +107,17 @@ func watchStatus(ctx context.Context, client *web.Client, c view.Config, first p
 	if g != nil {
 		c.Guide, c.Answer = g.views(), g.answer
 	}
-	m := view.New(c)
+	m := screen.New(c)
 	if first.Version != "" {
 		m.Update(first, time.Now())
 	}
-	events := func(ctx context.Context, s *screen) {
+	events := func(ctx context.Context, s *liveScreen) {
 		for again := true; again; again = sleep(ctx, watchEvery) {
 			// The status shows why the events ended.
 			_ = client.Events(ctx, func() error { return nil }, func(e plan.Event) { s.apply(func() { m.Event(e) }) })
 		}
 	}
-	others := []func(context.Context, *screen){events, func(ctx context.Context, s *screen) { fillPages(ctx, client, m, s) }, func(ctx context.Context, s *screen) {
+	others := []func(context.Context, *liveScreen){events, func(ctx context.Context, s *liveScreen) { fillPages(ctx, client, m, s) }, func(ctx context.Context, s *liveScreen) {
 		for {
 			select {
 			case <-ctx.Done():
@@ -134,19 +134,19 @@ func watchStatus(ctx context.Context, client *web.Client, c view.Config, first p
 		}
 	}}
 	if g != nil {
-		others = append(others, func(ctx context.Context, s *screen) { g.run(ctx, m, s) })
+		others = append(others, func(ctx context.Context, s *liveScreen) { g.run(ctx, m, s) })
 	}
 	return watchOnScreen(ctx, m, status, others...)
 }
 
 // fillPages looks up what the page that is open has besides its status.
-func fillPages(ctx context.Context, client *web.Client, m *view.Model, screen *screen) {
+func fillPages(ctx context.Context, client *web.Client, m *screen.Model, live *liveScreen) {
 	var asked time.Time
 	was := ""
 	for ; ; sleep(ctx, watchEvery/5) {
 		var s plan.ServiceStatus
 		var wantTrace, open bool
-		if !screen.apply(func() { s, wantTrace, open = m.Open() }) {
+		if !live.apply(func() { s, wantTrace, open = m.Open() }) {
 			return
 		}
 		if title := s.Title(); title != was {
@@ -160,11 +160,11 @@ func fillPages(ctx context.Context, client *web.Client, m *view.Model, screen *s
 		if err != nil {
 			continue // the status says why
 		}
-		p := view.Page{Connections: slices.DeleteFunc(rows, func(r plan.ConnectionStatus) bool { return !strings.EqualFold(r.Protocol, s.Protocol) })}
+		p := screen.Page{Connections: slices.DeleteFunc(rows, func(r plan.ConnectionStatus) bool { return !strings.EqualFold(r.Protocol, s.Protocol) })}
 		if wantTrace {
 			p.Trace = traceLines(ctx, client, &s, p.TraceFrom())
 		}
-		screen.apply(func() { m.Fill(&s, p) })
+		live.apply(func() { m.Fill(&s, p) })
 	}
 }
 

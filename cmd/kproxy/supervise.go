@@ -16,8 +16,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"kproxy.dev/kproxy/agent"
-	"kproxy.dev/kproxy/handover"
 	"kproxy.dev/kproxy/userspace"
+	"kproxy.dev/kproxy/userspace/handover"
 )
 
 // With --supervise, kproxy runs itself again, as the worker, and waits for its end. The worker's keeper has its

@@ -13,7 +13,7 @@ import (
 
 	"kproxy.dev/kproxy/plan"
 	"kproxy.dev/kproxy/service"
-	"kproxy.dev/kproxy/strict"
+	"kproxy.dev/kproxy/source/strict"
 	"kproxy.dev/kproxy/web"
 )
 

@@ -8,7 +8,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"kproxy.dev/kproxy/source"
-	"kproxy.dev/kproxy/strict"
+	"kproxy.dev/kproxy/source/strict"
 )
 
 const fuzzSlice = `{"apiVersion":"discovery.k8s.io/v1","kind":"EndpointSlice","metadata":{"name":"web-1","labels":{"kubernetes.io/service-name":"web"},

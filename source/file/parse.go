@@ -16,7 +16,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"kproxy.dev/kproxy/source"
-	"kproxy.dev/kproxy/strict"
+	"kproxy.dev/kproxy/source/strict"
 )
 
 // manifest is the content of one file.

@@ -15,7 +15,7 @@ import (
 
 	"kproxy.dev/kproxy/service"
 	"kproxy.dev/kproxy/source"
-	"kproxy.dev/kproxy/strict"
+	"kproxy.dev/kproxy/source/strict"
 )
 
 // store holds what the files say. It is owned by one goroutine.

@@ -13,7 +13,7 @@ import (
 	"strings"
 	"time"
 
-	kproxies "kproxy.dev/kproxy/cluster"
+	kproxies "kproxy.dev/kproxy/cmd/kproxy/cluster"
 	"kproxy.dev/kproxy/plan"
 )
 

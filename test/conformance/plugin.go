@@ -13,7 +13,7 @@ import (
 
 	"k8s.io/client-go/tools/clientcmd"
 
-	kproxies "kproxy.dev/kproxy/cluster"
+	kproxies "kproxy.dev/kproxy/cmd/kproxy/cluster"
 	"kproxy.dev/kproxy/plan"
 	"kproxy.dev/kproxy/trace"
 )

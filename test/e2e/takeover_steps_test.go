@@ -15,8 +15,8 @@ import (
 
 	"github.com/fxamacker/cbor/v2"
 
-	"kproxy.dev/kproxy/handover"
 	"kproxy.dev/kproxy/lab"
+	"kproxy.dev/kproxy/userspace/handover"
 )
 
 // between stands between a kproxy and the next one that asks to take over from it. It passes on what they say, each message with its

@@ -22,10 +22,10 @@ import (
 	"testing"
 	"time"
 
-	"kproxy.dev/kproxy/handover"
 	"kproxy.dev/kproxy/lab"
 	"kproxy.dev/kproxy/plan"
 	"kproxy.dev/kproxy/service"
+	"kproxy.dev/kproxy/userspace/handover"
 	"kproxy.dev/kproxy/web"
 )
 

@@ -18,7 +18,7 @@ import (
 	"sync"
 	"sync/atomic"
 
-	"kproxy.dev/kproxy/cluster"
+	"kproxy.dev/kproxy/cmd/kproxy/cluster"
 	"kproxy.dev/kproxy/plan"
 )
 

@@ -14,7 +14,7 @@ import (
 	"testing"
 	"time"
 
-	"kproxy.dev/kproxy/cluster"
+	"kproxy.dev/kproxy/cmd/kproxy/cluster"
 )
 
 // ask reads an answer of the dashboard of all nodes, and returns how many bytes it has.

@@ -17,7 +17,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/tools/clientcmd"
 
-	kproxies "kproxy.dev/kproxy/cluster"
+	kproxies "kproxy.dev/kproxy/cmd/kproxy/cluster"
 	"kproxy.dev/kproxy/plan"
 	"kproxy.dev/kproxy/test/apiserver"
 )

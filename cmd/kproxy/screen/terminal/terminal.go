@@ -25,7 +25,7 @@ import (
 	"golang.org/x/sys/unix"
 	"golang.org/x/term"
 
-	"kproxy.dev/kproxy/view"
+	"kproxy.dev/kproxy/cmd/kproxy/screen"
 )
 
 // Usable reports whether screens can be drawn: both are a terminal, and one
@@ -40,7 +40,7 @@ type Screen struct {
 	// Draw returns the lines of a screen of that size.
 	Draw func(width, height int) []string
 	// Key takes in a key and returns true to leave.
-	Key func(view.Key) (quit bool)
+	Key func(screen.Key) (quit bool)
 	// Updates are called one by one; the screen is drawn anew after each.
 	Updates <-chan func()
 }
@@ -119,7 +119,7 @@ func (p *program) Update(msg tea.Msg) (m tea.Model, cmd tea.Cmd) {
 		}
 	case tea.PasteMsg:
 		for _, r := range msg.Content {
-			if p.Key(view.Key(r)) {
+			if p.Key(screen.Key(r)) {
 				return p, tea.Quit
 			}
 		}
@@ -127,7 +127,7 @@ func (p *program) Update(msg tea.Msg) (m tea.Model, cmd tea.Cmd) {
 		switch k := msg.String(); {
 		case k == "ctrl+z":
 			return p, tea.Suspend
-		case msg.Text != "" && p.Key(view.Key(msg.Text)), msg.Text == "" && p.Key(view.Key(k)):
+		case msg.Text != "" && p.Key(screen.Key(msg.Text)), msg.Text == "" && p.Key(screen.Key(k)):
 			return p, tea.Quit
 		}
 	}

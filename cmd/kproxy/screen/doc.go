@@ -1,4 +1,4 @@
-// Package view draws what a running kproxy does on a terminal: the screen of
+// Package screen draws what a running kproxy does on a terminal: the screen of
 // `kproxy status --watch` and of `kproxy lab up`, with the pages of services.
 //
 // It is pure. A [Model] takes in what happens (a status, an event, a key) and
@@ -9,4 +9,4 @@
 // What matters is never said by colour alone: it has a shape or a word as well.
 //
 // A Model belongs to one goroutine.
-package view
+package screen

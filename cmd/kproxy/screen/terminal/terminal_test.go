@@ -16,7 +16,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
 
-	"kproxy.dev/kproxy/view"
+	"kproxy.dev/kproxy/cmd/kproxy/screen"
 )
 
 // shown records what a terminal gets, and what it shows.
@@ -111,12 +111,12 @@ func TestRun(t *testing.T) {
 			s := Screen{
 				In: tty.line, Out: tty.line, Updates: updates,
 				Draw: func(w, h int) []string { return []string{fmt.Sprintf("%dx%d keys %s update %s", w, h, keys, updated)} },
-				Key: func(k view.Key) bool {
+				Key: func(k screen.Key) bool {
 					if k == "!" {
 						panic("in a callback")
 					}
 					keys += "<" + string(k) + ">"
-					return k == "q" || k == view.KeyInterrupt
+					return k == "q" || k == screen.KeyInterrupt
 				},
 			}
 			ended := make(chan error, 1)
@@ -165,7 +165,7 @@ func TestNonblocking(t *testing.T) {
 	keys := ""
 	s := Screen{
 		In: line, Out: line, Draw: func(int, int) []string { return []string{"keys " + keys + ";"} },
-		Key: func(k view.Key) bool { keys += string(k); return k == "q" },
+		Key: func(k screen.Key) bool { keys += string(k); return k == "q" },
 	}
 	ended := make(chan error, 1)
 	go func() { ended <- s.Run(t.Context()) }()
