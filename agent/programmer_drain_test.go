@@ -13,8 +13,8 @@ import (
 	"kproxy.dev/kproxy/plan"
 )
 
-// drainer stands in for a backend that has left something to drain: each element of
-// left is what one look of the programmer finds.
+// drainer stands in for a backend that has left something to drain: each look of the
+// programmer finds the next element of left.
 type drainer struct {
 	mu    sync.Mutex
 	left  []int

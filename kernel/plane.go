@@ -26,10 +26,10 @@ type Driver interface {
 	Assume()
 	// Planes names the driver's data planes, in order of preference.
 	Planes() []plan.DataPlane
-	// Abilities are those of the driver's data planes, in order of preference, for the
+	// Abilities returns those of the driver's data planes, in order of preference, for the
 	// services of a snapshot; nil for none.
 	Abilities(s *service.Snapshot, now time.Time) []plan.Abilities
-	// Sysctls are the settings that those data planes need which Probe or Load found.
+	// Sysctls returns the settings that those data planes need which Probe or Load found.
 	Sysctls() ([]Sysctl, error)
 
 	// Steering returns the driver's steering. It changes nothing.
@@ -45,7 +45,7 @@ type Driver interface {
 	// line that begins with "+" for what it lacks, with "-" for what it has besides. It
 	// changes nothing.
 	Diff(ctx context.Context, p *plan.Plan, s Settings) (string, error)
-	// Explainers are those of the data planes that have one.
+	// Explainers returns one for each data plane that has it.
 	Explainers() []Explainer
 
 	// Preview says what Remove would remove, a line each, and changes nothing. It and the next two are about what a driver has in
