@@ -126,8 +126,12 @@ func (w *world) untouched(when string, targets []netip.AddrPort) {
 	}
 	for _, target := range targets { // and so it stays
 		for _, network := range []string{"tcp", "udp"} {
-			if a := w.ask(w.net.Client, network, target); a.Backend != "b3" {
-				w.Errorf("%s, %s %s: %s answered, want b3", when, network, target, a.Backend)
+			a := w.ask(w.net.Client, network, target)
+			if a.Backend != "b3" || !w.addressOf(w.net.Client, a.Peer) {
+				w.Errorf("%s, %s %s: %s answered and saw the client as %s; want b3, and the client's own address", when, network, target, a.Backend, a.Peer)
+			}
+			if a = w.ask(w.net.Node, network, target); a.Backend != "b3" {
+				w.Errorf("%s, %s %s from the node: %s answered, want b3", when, network, target, a.Backend)
 			}
 		}
 	}
