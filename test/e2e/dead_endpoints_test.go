@@ -370,7 +370,7 @@ func TestDeadNode(t *testing.T) {
 		return err
 	})
 	healthz(503)
-	sleep(5 * time.Second)
+	sleep(20 * time.Second)
 	for _, e := range w.service("web", "line").Endpoints {
 		if !e.Usable {
 			t.Errorf("%s isn't used: %s", e.Address, e.LastError)
