@@ -9,7 +9,7 @@ LDFLAGS := -s -w -X main.version=$(VERSION) -X main.commit=$(COMMIT)
 DOCKER ?= docker
 IMAGE  ?= kproxy:latest
 
-.PHONY: help build check demo demo-ipvs vm test soak conformance bench bench-go image release size golden-update clean
+.PHONY: help build check demo demo-ipvs vm test test-again soak conformance bench bench-go image release size golden-update clean
 
 help: ## what can be made
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -42,6 +42,11 @@ test: ## set all up and run every check and test (as root: also those with real 
 	@test/setup.sh test
 	@$(MAKE) --no-print-directory build
 	@test/run.sh
+
+test-again: ## make test N times, every second time beside a load on all processors: what each stage took and what failed (hours; N=10)
+	@test/setup.sh test
+	@$(MAKE) --no-print-directory build
+	@test/again.sh $(or $(N),10)
 
 conformance: ## upstream's network tests against a cluster on this machine (as root, long; QUICK=1: a dozen; MODE, NODES, FOCUS, POD_NETWORK, KUBERNETES, ROLLOUT=1, PLUGIN=1: docs/conformance.md)
 	@[ "$$(id -u)" = 0 ] || { echo "make conformance builds a cluster of namespaces, which needs root: sudo make conformance" >&2; exit 3; }
