@@ -28,37 +28,15 @@ check() {
 }
 
 # tests NAME ARGUMENTS... runs go test. That it failed shows in its events, except when
-# it couldn't even start.
+# it couldn't even start. Vet runs by itself, once for all packages.
 tests() {
-	local name=$1 events=$root/bin/events-$1.json
+	local name=$1
 	shift
-	go test -json -timeout=15m "$@" | labelled | tee "$events" ||
-		printf '{"Action":"fail","Package":"go test (%s)"}\n' "$name"
-	again "$events" "$@"
+	go test -json -vet=off -timeout=15m "$@" | labelled || printf '{"Action":"fail","Package":"go test (%s)"}\n' "$name"
 }
 
 # labelled adds $label to the names of packages, for a run that isn't their first.
 labelled() { sed "s|\"Package\":\"[^\"]*|&${label:-}|"; }
-
-# again EVENTS ARGUMENTS... runs once more, alone, a few tests that failed: packets and
-# deadlines miss each other where others take the processors at the wrong moment. The second
-# result counts, and the report's last lines name these tests. What crashed or raced isn't tried again.
-again() {
-	local failed packages names arguments=() a
-	failed=$(sed -n 's/.*"Action":"fail","Package":"\([^"(]*[^"( ]\)[^"]*","Test":"\([^"/]*\)".*/\1 \2/p' "$1" | sort -u)
-	if [[ -z $failed ]] || (($(wc -l <<<"$failed") > 6)) || grep -qE 'panic: |fatal error: |DATA RACE' "$1"; then
-		return
-	fi
-	shift
-	for a; do
-		[[ $a != -* ]] || arguments+=("$a")
-	done
-	packages=$(cut -d ' ' -f 1 <<<"$failed" | sort -u)
-	names=$(cut -d ' ' -f 2 <<<"$failed" | sort -u | paste -sd '|')
-	echo "once more, alone: $names" >&2
-	sed "s|\(.*\) \(.*\)|{\"Action\":\"again\",\"Package\":\"\1${label:-}\",\"Test\":\"\2\"}|" <<<"$failed"
-	go test -json -timeout=15m "${arguments[@]}" -p=1 -parallel=1 -run="^($names)\$" $packages | labelled || true
-}
 
 # in_vm runs on another kernel, Debian's, what needs IPVS and what shall pass on both.
 in_vm() {
@@ -69,23 +47,23 @@ in_vm() {
 	fi
 }
 
-# in_nftables runs the end-to-end tests in mode nftables, but those that are the same in every mode, or that in mode
-# iptables go through nftables too.
-in_nftables() {
-	local same
-	. test/e2e/same.sh
-	same+="|Chaos|AnotherProxy|AutoTakesWhatThereIs|Compare|Trace(Flows|Probe|Watch)"
-	label=" (nftables)" KPROXY_E2E_MODE=nftables tests nftables -count=1 \
-		-skip="^Test($same)\$|^Test(CrashesGoUnnoticed|TraceOfADeadKproxy)\$/^userspace\$" ./test/e2e
+# end_to_end runs the tests with real packets whole in one mode, and in_iptables those whose subject is a data plane in another
+# one, with which mode userspace goes.
+end_to_end() { KPROXY_E2E_MODE=nftables tests end-to-end -count=1 -skip='^TestChaos$' ./test/e2e; }
+
+in_iptables() {
+	local planes
+	. test/e2e/planes.sh
+	label=" (iptables)" KPROXY_E2E_MODE=iptables tests iptables -count=1 -run="^Test($planes|IPTables.*)\$" ./test/e2e
 }
 
-# in_chaos runs minutes of takeovers, kills, stops and flushes at random, beside others, as clients wait for most of
-# their time: as long as the end-to-end tests take.
+# in_chaos runs takeovers, kills, stops and flushes at random, beside others, as clients wait for most of their time. `make soak`
+# does that for an hour.
 in_chaos() {
 	not_idle
 	local mode
 	for mode in iptables nftables; do # with iptables runs mode userspace
-		label=" (chaos, $mode)" KPROXY_E2E_MODE=$mode KPROXY_CHAOS=150s tests "chaos-$mode" -count=1 -run='^TestChaos$' ./test/e2e
+		label=" (chaos, $mode)" KPROXY_E2E_MODE=$mode KPROXY_CHAOS=40s tests "chaos-$mode" -count=1 -run='^TestChaos$' ./test/e2e
 	done
 }
 
@@ -108,6 +86,7 @@ with_kubernetes() (
 # with_cluster runs a dozen of upstream's own network tests in a cluster of nodes on this machine, in one mode, which
 # the commit's hash chooses: it is the same in a shallow clone.
 with_cluster() {
+	not_idle
 	local modes=(nftables iptables userspace auto) mode programs
 	mode=$(git rev-parse --verify -q HEAD || echo 0)
 	mode=${modes[0x${mode:0:8} % ${#modes[@]}]}
@@ -142,6 +121,7 @@ dashboard() { node --test web/ui_test/*.test.js; }
 # bench_works runs each work of `make bench` once, and fails when one of them
 # carried nothing or failed.
 bench_works() {
+	not_idle
 	if ((EUID == 0)); then
 		check bench test/bench/bench.sh quick
 	else
@@ -202,21 +182,28 @@ together() {
 # slow matches the packages whose tests take longest.
 slow='/(kernel/iptables|kernel/ipvs|kernel/nftables|userspace|cmd/kproxy|plan|test/vm|test/deploy|trace/netfilter)$'
 
-# sequential matches those of them without concurrency of their own, or that only run programs: the race detector would take
-# several times as long, and find nothing.
-sequential='/(kernel/ipvs|plan|test/vm|test/deploy|trace/netfilter)$'
+# concurrent finds the packages that start goroutines, in their code or in their tests: in the others the race detector takes several
+# times as long, and has nothing to find. Of kernel/nftables two tests do so.
+concurrent() {
+	git grep --untracked -lE '(^|[^a-z."])go (func|[A-Za-z_.]+\()|\.Go\(' -- '*.go' | xargs -n 1 dirname | sort -u |
+		sed "s|^|$(go list -m)/|" | grep -xF "$packages" | grep -v '/kernel/nftables$'
+}
+raced_nftables='^Test(HeartbeatWhileElementsAreRead|PacketsBetweenTransactions)$'
 
 # unit runs the packages that take longest first, so that none of them ends alone, and one
 # package more at a time than there are processors, as some wait.
 unit() {
 	local raced
-	raced=$(grep -vE "$sequential" <<<"$packages")
+	raced=$(concurrent)
 	CGO_ENABLED=1 tests unit -race -p=$(($(nproc) + 1)) $(grep -E "$slow" <<<"$raced") $(grep -vE "$slow" <<<"$raced")
+	label=" (race)" CGO_ENABLED=1 tests unit-nftables -race -run="$raced_nftables" ./kernel/nftables
 }
 
 unit_sequential() {
 	not_idle
-	tests unit-sequential -p=1 $(grep -E "$sequential" <<<"$packages")
+	local rest
+	rest=$(grep -vxFf <(concurrent) <<<"$packages")
+	tests unit-sequential -p=1 $(grep -E "$slow" <<<"$rest") $(grep -vE "$slow" <<<"$rest")
 }
 
 code() {
@@ -267,14 +254,14 @@ everything() {
 	beside benchmarks benchmarks
 	beside helm with_helm
 	beside chaos in_chaos
-	stage end-to-end tests end-to-end -count=1 -skip='^TestChaos$' ./test/e2e/...
-	stage "mode nftables" in_nftables
-	stage "the rest of these" together
+	stage end-to-end end_to_end
+	stage "mode iptables" in_iptables
+	beside conformance with_cluster
+	beside bench bench_works
 	stage browser with_browser
 	stage kubernetes with_kubernetes
-	stage conformance with_cluster
+	stage "the rest of these" together
 	stage vm in_vm
-	stage bench bench_works
 }
 
 # changed finds the packages that differ from main, with other modules' folders of test/ among them, and those that
@@ -327,7 +314,7 @@ if [[ ${1:-} == check ]]; then
 	exit
 fi
 packages=$(go list ./... | grep -v '/test/e2e$')
-echo "every check and test: 30 minutes on two processors, and a quarter of an hour more where the control plane" \
+echo "every check and test: a quarter of an hour on two processors, and as much again where the control plane" \
 	"of Kubernetes and the VM's kernel are still to be built" >&2
 # What takes minutes where it isn't kept from before is built in the time that tests wait;
 # each with all it starts is a process group, which ends with this script.

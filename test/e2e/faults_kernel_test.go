@@ -227,9 +227,9 @@ func difference(want, got string) string {
 	return b.String()
 }
 
-// TestLegacyVariant: where the node's rules are legacy ones, kproxy's are, and
+// TestIPTablesLegacyVariant: where the node's rules are legacy ones, kproxy's are, and
 // every path works as with the nft variant.
-func TestLegacyVariant(t *testing.T) {
+func TestIPTablesLegacyVariant(t *testing.T) {
 	w := newWorld(t)
 	w.holdsRules("legacy")
 	m := newManifest("web", 10, w.net.Backends...)

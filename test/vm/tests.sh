@@ -10,33 +10,21 @@ PATH=$PATH:/usr/local/go/bin
 module=$(go list -m)
 bin=$PWD/bin/vm
 
-# A row is a package, what tells this run of it, and its environment and
-# arguments. Each has a guest of its own, and guests start in this order, as many
-# at a time as there are processors: the longest first, and last what needs most at once, when fewer run beside it. The arguments #1/3, #2/3
-# and #3/3 share out the tests. A guest is busy, not waiting: each test costs what it
+# A row is its guest, a package, what tells this run of it, and its environment and
+# arguments. A guest's rows run one after another in one boot, and guests start in this order, as many
+# at a time as there are processors: the longest first. The arguments #1/3, #2/3
+# and #3/3 share out the tests of mode ipvs. A guest is busy, not waiting: each test costs what it
 # computes, several times what it does natively. So only those run here that depend on
-# the kernel: of mode iptables what one kernel's tables, sets and connection tracking
-# could do otherwise than another's, unless mode ipvs or nftables shows it on this kernel;
-# of mode ipvs all but what is the same in every mode.
-tables="OffloadByItself|AffinityAcrossMoves|DamageIsRepaired|LegacyVariant|InvalidPackets|UDPFlowsFollowChanges"
+# the kernel: of mode ipvs those whose subject is a data plane; of mode iptables what one kernel's
+# tables, sets and connection tracking could do otherwise than another's, unless mode ipvs or nftables shows it on this kernel.
+. test/e2e/planes.sh
+ipvs="^Test($planes|IPVS.*|AutoTakesWhatThereIs|Compare)\$"
+tables="OffloadByItself|DamageIsRepaired|IPTablesLegacyVariant|InvalidPackets|UDPFlowsFollowChanges"
 tables+="|CleanupLeavesWhatIsForeign|ForgottenConnectionsGoOn|IPTablesAffinityEnds"
-# Natively, in modes iptables and nftables, run these: what is the same in every mode,
-. test/e2e/same.sh
-# what stops, what takes over, what crashes at random, on a bridge,
-same+="|StopServesWhatTheKernelLacks|TakeoverFromOneThatHangs|Chaos|NetworkPoliciesOnABridge|MetricsFollowConnections|MetricsOfTrouble"
-# the way from a failure, a hang or a host that doesn't forward to a decision, which every plane then carries out,
-same+="|KernelHangIsFoundOut|HangIsNoOutage|NodeThatDoesNotForward|LastLocalEndpointGoesElsewhere"
-# what endpoints, clients and crashes do, and what trace says of it, which modes iptables and nftables show,
-same+="|AllDown|EndpointThatResets|ResetsOfClients|CrashesGoUnnoticed|TraceOfADeadKproxy|TraceNamesWhatTheServiceLacks"
-# what the detector of dead endpoints makes of what it is told,
-same+="|InnocentEndpoints|ManyDeadEndpoints|EjectionsOutliveKproxy|StormOfSYNs|ManyServicesOfADeadNode"
-# and what only a part that all modes share does here: the server that load balancers ask, kube-proxy's metrics, and in mode ipvs,
-# userspace's answer to a client that was too early.
-same+="|HealthCheckNodePort|KubeProxyMetrics|AskedTooEarly"
 # A takeover has a guest of its own, and so has chaos: with their streams they take a whole one.
-skip="^Test($same|Takeover)\$"
+skip="^TestTakeover\$"
 # What goes by userspace only; rules of the legacy variant, which row iptables has on this kernel.
-skip+="|^TestTraceProbe\$/^userspace_|^TestTraceNamesFaults\$/^userspace\$|^Test(ServiceIsEdited|UDPFlowsFollowChanges)\$/^userspace\$|^TestAnotherProxy\$/userspace\$"
+skip+="|^TestServiceIsEdited\$/^userspace\$|^TestUDPFlowsFollowChanges\$/^userspace\$|^TestTraceNamesFaults\$/^userspace\$|^TestAnotherProxy\$/userspace\$"
 skip+="|^Test(DamageIsRepaired|CleanupLeavesWhatIsForeign)\$/^legacy\$"
 # Single parts of the way to userspace that are mended, which modes share; the whole of it, and what leads to IPVS, stay.
 skip+="|^TestDamageIsRepaired\$/^nft\$/^(the_first_chain|the_jumps|mangle|entries_are|the_endpoints|the_heartbeat|the_routing)"
@@ -58,23 +46,24 @@ without='rm -f /usr/sbin/{iptables,ip6tables,xtables,ipset}*'
 without+=' && printf "install %s /bin/false\n" {ip,ip6,x}_tables ip_set nft_compat >/etc/modprobe.d/without.conf && '
 # What kproxy does where the kernel can't log packets is shown there, too.
 nolog='printf "install %s /bin/false\n" nft_log nfnetlink_log >/etc/modprobe.d/nolog.conf && '
+log='rm -f /etc/modprobe.d/nolog.conf && '
 rows=(
-	"test/e2e      (vm,ipvs,1)     KPROXY_E2E_MODE=ipvs -test.skip=$skip #1/3"
-	"test/e2e      (vm,ipvs,2)     KPROXY_E2E_MODE=ipvs -test.skip=$skip #2/3"
-	"test/e2e      (vm,ipvs,3)     KPROXY_E2E_MODE=ipvs -test.skip=$skip #3/3"
-	"kernel/ipvs   (vm)            -test.skip=$models|$auto"
-	"test/e2e      (vm,iptables)   KPROXY_E2E_MODE=iptables -test.run=^Test($tables)\$ -test.skip=$nft"
-	"test/e2e      (vm,flows)      KPROXY_E2E_MODE=iptables -test.run=^TestFlows\$/^iptables\$/^plain\$"
-	"test/e2e      (vm,nftables,nolog) KPROXY_E2E_MODE=nftables KPROXY_E2E_LOG=none -test.run=^Test(Flows|RestartIsHitless|AffinityAcrossMoves|UDPMovesBetweenDataPlanes|KernelWithoutLog)\$/^(nftables)?\$/^(plain)?\$"
-	"kernel/nftables (vm,nftables) -test.run=^Test(Walk|Packets|SourceHash|Flowtable)\$"
-	"test/golden   (vm)            -test.run=^TestKernel\$"
-	"test/docs     (vm)             -test.run=^TestIPVSPage\$"
-	"test/deploy   (vm)             -test.run=^TestServe\$/^nft,_firewall_true\$"
-	"kernel        (vm)"
-	"kernel/leftovers (vm)"
-	"kernel/ipvs   (vm,bench)      -test.run=^\$ -test.bench=. -test.benchtime=1x"
-	"test/e2e      (vm,ipvs,takeover) KPROXY_E2E_MODE=ipvs -test.run=^TestTakeover\$"
-	"test/e2e      (vm,ipvs,chaos) KPROXY_E2E_MODE=ipvs KPROXY_CHAOS=15s KPROXY_CHAOS_SHARE=0.1 -test.run=^TestChaos\$"
+	"nftables test/e2e      (vm,nftables,nolog) KPROXY_E2E_MODE=nftables KPROXY_E2E_LOG=none -test.run=^Test(Flows|RestartIsHitless|KernelWithoutLog)\$/^(nftables)?\$/^(plain)?\$"
+	"nftables kernel/nftables (vm,nftables) -test.run=^Test(Walk|Packets|SourceHash|Flowtable)\$"
+	"ipvs-1   test/e2e      (vm,ipvs,1)     KPROXY_E2E_MODE=ipvs -test.skip=$skip #1/3"
+	"ipvs-2   test/e2e      (vm,ipvs,2)     KPROXY_E2E_MODE=ipvs -test.skip=$skip #2/3"
+	"ipvs-3   test/e2e      (vm,ipvs,3)     KPROXY_E2E_MODE=ipvs -test.skip=$skip #3/3"
+	"kernel   kernel/ipvs   (vm)            -test.skip=$models|$auto"
+	"kernel   kernel/ipvs   (vm,bench)      -test.run=^\$ -test.bench=. -test.benchtime=1x"
+	"kernel   kernel        (vm)"
+	"kernel   kernel/leftovers (vm)"
+	"kernel   test/golden   (vm)            -test.run=^TestKernel\$"
+	"iptables test/e2e      (vm,iptables)   KPROXY_E2E_MODE=iptables -test.run=^Test($tables)\$ -test.skip=$nft"
+	"iptables test/e2e      (vm,flows)      KPROXY_E2E_MODE=iptables -test.run=^TestFlows\$/^iptables\$/^plain\$"
+	"takeover test/e2e      (vm,ipvs,takeover) KPROXY_E2E_MODE=ipvs -test.run=^TestTakeover\$"
+	"takeover test/e2e      (vm,ipvs,chaos) KPROXY_E2E_MODE=ipvs KPROXY_CHAOS=15s KPROXY_CHAOS_SHARE=0.1 -test.run=^TestChaos\$"
+	"takeover test/docs     (vm)            -test.run=^TestIPVSPage\$"
+	"takeover test/deploy   (vm)            -test.run=^TestServe\$/^nft,_firewall_true\$"
 )
 
 binary() { echo "$bin/${1//\//-}.test"; }
@@ -83,17 +72,17 @@ binary() { echo "$bin/${1//\//-}.test"; }
 # and without what debuggers read. It takes the time that guests leave.
 build() { [[ -e $(binary "$1") ]] || chrt --idle 0 go test -buildvcs=false -ldflags='-s -w' -c -o "$(binary "$1")" "./$1"; }
 
-# share PACKAGE I/N prints the argument that runs every Nth test from the Ith on.
+# share PACKAGE I/N prints the argument that runs every Nth test of mode ipvs from the Ith on.
 share() {
 	local names
-	names=$("$(binary "$1")" -test.list '^Test' | grep '^Test' | awk -v i="${2%/*}" -v n="${2#*/}" 'NR % n == i % n' | paste -sd'|')
+	names=$(KPROXY_E2E_MODE=ipvs "$(binary "$1")" -test.list "$ipvs" | grep '^Test' | awk -v i="${2%/*}" -v n="${2#*/}" 'NR % n == i % n' | paste -sd'|')
 	echo "-test.run=^($names)\$"
 }
 
-# guest_command ROW prints what its guest does. The events say what failed.
-guest_command() {
-	local package name rest vars=
-	read -r package name rest <<<"$1"
+# row_command ROW prints what its guest does for it. The events say what failed.
+row_command() {
+	local guest package name rest vars=
+	read -r guest package name rest <<<"$1"
 	while [[ $rest =~ ^([A-Z][A-Z0-9_]*=[^ ]*)\ *(.*) ]]; do
 		vars+="${BASH_REMATCH[1]} "
 		rest=${BASH_REMATCH[2]}
@@ -101,16 +90,16 @@ guest_command() {
 	[[ $rest != *'#'* ]] || rest="${rest%#*}$(share "$package" "${rest#*#}")"
 	read -ra rest <<<"$rest"
 	[[ $name != *nftables* ]] || printf '%s' "$without"
-	[[ $name != *nolog* ]] || printf '%s' "$nolog"
-	printf 'cd %q && %s%q %q %q %q %s; true\n' "$PWD/$package" "$vars" \
+	if [[ $name == *nolog* ]]; then printf '%s' "$nolog"; else printf '%s' "$log"; fi
+	printf 'cd %q && %s%q %q %q %q %s\n' "$PWD/$package" "$vars" \
 		"$PWD/test/vm/suite.sh" "$bin/test2json" "$(binary "$package")" "$module/$package $name" "${rest[*]@Q}"
 }
 
-# guest NUMBER ROW COMMAND writes events into the guest's own file, as lines of two writers would mix.
+# guest NAME COMMAND writes events into the guest's own file, as lines of two writers would mix.
 guest() {
-	[[ $2 != *nftables* || $kind == kvm ]] || export KPROXY_VM_ACCEL=tcg
-	KPROXY_VM_TIMEOUT=3600 test/vm/run.sh bash -c "$3" >"$bin/$1.json" ||
-		printf '{"Action":"fail","Package":"vm (%s)"}\n' "$2" >>"$bin/$1.json"
+	[[ $1 != nftables || $kind == kvm ]] || export KPROXY_VM_ACCEL=tcg
+	KPROXY_VM_TIMEOUT=3600 test/vm/run.sh bash -c "$2" >"$bin/$1.json" ||
+		printf '{"Action":"fail","Package":"vm (%s)"}\n' "$1" >>"$bin/$1.json"
 }
 
 test/vm/prepare.sh || echo "vm: no User Mode Linux, so this takes an hour and more" >&2
@@ -119,16 +108,20 @@ mkdir -p "$bin"
 export CGO_ENABLED=0
 go build -buildvcs=false -o "$bin/test2json" cmd/test2json
 kind=$(test/vm/accel.sh "${XDG_CACHE_HOME:-$HOME/.cache}/kproxy-vm")
-for i in "${!rows[@]}"; do
-	if ! build "${rows[i]%% *}"; then
-		printf '{"Action":"fail","Package":"build (%s)"}\n' "${rows[i]}" >"$bin/$i.json"
-		continue
-	fi
-	command=$(guest_command "${rows[i]}") # which takes some seconds
-	guest "$i" "${rows[i]}" "$command" &
+guests=($(printf '%s\n' "${rows[@]}" | awk '!seen[$1]++ { print $1 }'))
+for g in "${guests[@]}"; do
+	command=
+	for row in "${rows[@]}"; do
+		[[ $row == "$g "* ]] || continue
+		package=$(awk '{ print $2 }' <<<"$row")
+		if build "$package"; then
+			command+=$(row_command "$row")$'\n' # which takes some seconds
+		else
+			printf '{"Action":"fail","Package":"build (%s)"}\n' "$row" >>"$bin/builds.json"
+		fi
+	done
+	[[ -z $command ]] || guest "$g" "${command}true" &
 	sleep 1 # they queue in the order in which they come
 done
 wait
-for i in "${!rows[@]}"; do
-	cat "$bin/$i.json"
-done
+cat "$bin"/*.json
