@@ -328,7 +328,7 @@ func executable(t *testing.T, path string, content io.Reader) {
 // get asks a web server in the node's network namespace.
 func (w *world) get(url string) (status int, body string) {
 	w.Helper()
-	resp, err := w.net.Node.HTTPClient(within(10 * time.Second)).Get(url)
+	resp, err := w.net.Node.HTTPClient(patience(10 * time.Second)).Get(url)
 	w.must(err)
 	defer resp.Body.Close()
 	b, err := io.ReadAll(resp.Body)

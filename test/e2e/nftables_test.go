@@ -91,7 +91,7 @@ func TestNFTablesHugeForeignTransactions(t *testing.T) {
 	w.pin("web", "line", service.PreferKernel)
 	w.pin("web", "http", service.PreferUserspace)
 	traffic := []*lab.Traffic{w.traffic("tcp", frontends(m)[0], 30), w.traffic("tcp", frontends(m)[1], 30)}
-	const others = `i=0; while [ $i -lt 8 ]; do i=$((i+1))
+	const others = `i=0; while [ $i -lt 4 ]; do i=$((i+1))
 { echo 'add table ip others'; echo 'flush table ip others'; echo 'delete table ip others'; echo 'table ip others { chain c {'; seq -f 'tcp dport %g accept' 1 60000; printf '}\n}\n'; } | nft -f -; done`
 	done := make(chan error, 1)
 	go func() { done <- w.net.Node.Command(w.ctx, "sh", "-c", others).Run() }()

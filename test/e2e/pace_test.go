@@ -3,7 +3,9 @@ package e2e
 import (
 	"math"
 	"os"
+	"runtime"
 	"strconv"
+	"strings"
 	"time"
 
 	"kproxy.dev/kproxy/service"
@@ -25,6 +27,16 @@ func number(s string) float64 {
 // within stretches how long something may take at most. Nobody waits that long
 // unless the test fails.
 func within(d time.Duration) time.Duration { return time.Duration(slow * float64(d)) }
+
+// patience returns how long to wait for what takes d at most where nothing else runs: beside a load, as many times longer as tasks
+// share a processor (proc_loadavg(5)), within bounds.
+func patience(d time.Duration) time.Duration {
+	text, _ := os.ReadFile("/proc/loadavg") // else as if there were no load
+	load, _, _ := strings.Cut(string(text), " ")
+	return time.Duration(min(mostPatience, max(1, number(load)/float64(runtime.NumCPU()))) * float64(within(d)))
+}
+
+const mostPatience = 6
 
 // lasting stretches what really takes so long: kproxy's own intervals, and how
 // long a test gives something the chance to go wrong.

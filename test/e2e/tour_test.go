@@ -393,12 +393,12 @@ func (l *tourLab) state(state plan.State, plane plan.DataPlane) error {
 
 func (l *tourLab) eventually(what string, f func() error) {
 	l.Helper()
-	for deadline := time.Now().Add(within(time.Minute)); ; time.Sleep(100 * time.Millisecond) {
+	for start := time.Now(); ; time.Sleep(100 * time.Millisecond) {
 		err := f()
 		if err == nil {
 			return
 		}
-		if time.Now().After(deadline) {
+		if time.Since(start) > patience(time.Minute) {
 			l.Fatalf("waited for %s: %v", what, err)
 		}
 	}

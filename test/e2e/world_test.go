@@ -82,7 +82,7 @@ func buildWorld(t *testing.T, change func(*lab.Config)) *world {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root to make network namespaces")
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), within(4*time.Minute))
+	ctx, cancel := context.WithTimeout(context.Background(), within(10*time.Minute))
 	t.Cleanup(cancel)
 	cfg := lab.DefaultConfig()
 	cfg.Prefix = fmt.Sprintf("kpe-%d-%d", os.Getpid(), worlds.Add(1))
@@ -163,7 +163,7 @@ func (w *world) startAgain() {
 	})
 }
 
-// eventually polls until f returns nil. limit is for a machine of usual speed. Where f runs programs and takes long, it is
+// eventually polls until f returns nil. limit is for a machine of usual speed with no load besides. Where f runs programs and takes long, it is
 // asked less often: what it looks for needs the processor too.
 func (w *world) eventually(limit time.Duration, what string, f func() error) {
 	w.Helper()
@@ -174,7 +174,7 @@ func (w *world) eventually(limit time.Duration, what string, f func() error) {
 		if err == nil {
 			return
 		}
-		if waited := time.Since(start); waited > within(limit) {
+		if waited := time.Since(start); waited > patience(limit) {
 			w.Fatalf("waited %s for %s: %v", waited, what, err)
 		}
 		time.Sleep(max(poll, min(2*time.Since(began), time.Second)))

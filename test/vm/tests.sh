@@ -28,12 +28,8 @@ skip+="|^TestServiceIsEdited\$/^userspace\$|^TestUDPFlowsFollowChanges\$/^usersp
 skip+="|^Test(DamageIsRepaired|CleanupLeavesWhatIsForeign)\$/^legacy\$"
 # Single parts of the way to userspace that are mended, which modes share; the whole of it, and what leads to IPVS, stay.
 skip+="|^TestDamageIsRepaired\$/^nft\$/^(the_first_chain|the_jumps|mangle|entries_are|the_endpoints|the_heartbeat|the_routing)"
-# Ways of telling pods from others, by rules that all modes share, and sums of two configurations that stay; of what trace says,
-# also what rules, routes and pods do that are the same in every mode: masquerading, pods' links, and what stops a packet before a
-# service's own way begins.
-skip+="|^TestFlows\$/^ipvs\$/^(by-.*|on-bridge|detector-and-all)\$|^TestTraceFlows\$/^ipvs\$/^(plain|by-.*|on-bridge|detector-and-all|masquerade-all|unnumbered|bridged)\$"
-skip+="|^TestTraceNamesFaults\$/^ipvs\$/^(no_route_at_all|the_endpoint.s_(route_is_missing|link|neighbour|address)|the_link.s_other|the_client.s_neighbour)"
-skip+="|^TestTraceNamesFaults\$/^ipvs\$/^(a_mesh|the_client.s_firewall|the_client_has_no|DNAT_to|redirect_to|TPROXY|a_rule_drops_in_raw|the_endpoint.s_route_is_(unreachable|prohibited)|strict_reverse)"
+# Ways of telling pods from others, by rules that all modes share, and sums of two configurations that stay.
+skip+="|^TestFlows\$/^ipvs\$/^(by-.*|on-bridge|detector-and-all)\$|^TestTraceFlows\$/^ipvs\$/^plain\$|$same"
 # Of rules of iptables in variant nft, mode ipvs has on this kernel all but a service's own.
 nft="^Test(DamageIsRepaired|CleanupLeavesWhatIsForeign)\$/^nft\$"
 # What IPVS does in mode auto is what it does in mode ipvs, but where a service moves between it and iptables, as in walks.
