@@ -64,6 +64,7 @@ func newBackend(t testing.TB, v kernel.Variant) (*iptables.Backend, *kernel.IPSe
 }
 
 func TestApplyIsReadBackAsWanted(t *testing.T) {
+	t.Parallel()
 	for _, v := range variants {
 		t.Run(v.Name, func(t *testing.T) {
 			kerneltest.Namespace(t)

@@ -32,6 +32,7 @@ COMMIT
 `
 
 func TestConformanceOfModel(t *testing.T) {
+	t.Parallel()
 	kerneltest.Conformance(t, kerneltest.Mode{
 		Mode: plan.ModeIPTables, Plane: plan.IPTables, Seeds: 60, Steps: 25,
 		Render: func(p *plan.Plan) kernel.Ruleset { return iptables.Render(p, options()) },
@@ -92,6 +93,7 @@ func foreignLines(text []byte) string {
 }
 
 func TestConformanceOfKernel(t *testing.T) {
+	t.Parallel()
 	for _, v := range variants {
 		t.Run(v.Name, func(t *testing.T) {
 			kerneltest.Conformance(t, kerneltest.Mode{
@@ -156,6 +158,7 @@ func restoreText(t testing.TB, program, text string) {
 // TestCleanup: nothing that kproxy made is left, in either variant, and everything of
 // others is.
 func TestCleanup(t *testing.T) {
+	t.Parallel()
 	kerneltest.Namespace(t)
 	run(t, "ipset create FOREIGN hash:ip; ipset add FOREIGN 192.0.2.1; ip rule add fwmark 0x1 lookup 10249 pref 77; ip route add 192.0.2.0/24 dev lo table 10249")
 	dump := func() string {

@@ -31,6 +31,7 @@ func answer(c net.Conn) (string, error) {
 // TestHeartbeatPassesFirewall: kproxy reaches its own listeners over the
 // loopback where the host drops what it doesn't know, and nobody else does.
 func TestHeartbeatPassesFirewall(t *testing.T) {
+	t.Parallel()
 	onEachKernel(t, func(s *scene) {
 		firewall := s.variant.Program[s.Family]
 		run(s.T, fmt.Sprintf("ip link set lo up; %s -P INPUT DROP", firewall))
@@ -59,6 +60,7 @@ func TestHeartbeatPassesFirewall(t *testing.T) {
 // TestWhoHearsOfRefusals: a live kproxy swallows an endpoint's refusal, unless
 // it said that those of this endpoint are to pass.
 func TestWhoHearsOfRefusals(t *testing.T) {
+	t.Parallel()
 	onEachKernel(t, func(s *scene) {
 		closed := netip.AddrPortFrom(s.Address(s.Family, 2), 9)
 		s.program(kerneltest.Plan(plan.ModeIPTables, kerneltest.Service("web", service.TCP,
@@ -91,6 +93,7 @@ func TestWhoHearsOfRefusals(t *testing.T) {
 // rejects everything lets connections to endpoints through, whether that rule
 // was there first or came in front of kproxy's; and the host's other rules win.
 func TestForwardEndsWithReject(t *testing.T) {
+	t.Parallel()
 	onEachKernel(t, func(s *scene) {
 		firewall := s.variant.Program[s.Family]
 		reject := s.Addr("icmp-host-prohibited", "icmp6-adm-prohibited")
@@ -131,6 +134,7 @@ func TestForwardEndsWithReject(t *testing.T) {
 // connections that others' rules rewrote aren't let through, and those to an
 // endpoint are for as long as they last.
 func TestForwardAcceptsOnlyEndpoints(t *testing.T) {
+	t.Parallel()
 	onEachKernel(t, func(s *scene) {
 		firewall := s.variant.Program[s.Family]
 		foreign := netip.MustParseAddrPort(s.Virtual(9))

@@ -23,6 +23,7 @@ func countRules(r kernel.Ruleset, f service.Family) (rules, longest int) {
 // TestRulesPerService guards the size of what is programmed: every rule costs
 // memory and time at every restore.
 func TestRulesPerService(t *testing.T) {
+	t.Parallel()
 	const limit = 11.5 // ten endpoints, the rule that leads there, and its share of the tree
 	for _, n := range []int{100, 1000, 10000} {
 		p := kerneltest.Plan(plan.ModeIPTables, kerneltest.Many(n, endpointsEach)...)

@@ -38,6 +38,7 @@ func rejected(f *plan.Frontend) { f.Verdict = plan.Reject }
 // those of kproxy's listener refuses its own clients, and no others', whose
 // connections bear that address once they are redirected.
 func TestRedirectedArentRefused(t *testing.T) {
+	t.Parallel()
 	onEachKernel(t, func(s *scene) {
 		s.closeInput()
 		var services []*plan.Service
@@ -62,6 +63,7 @@ func TestRedirectedArentRefused(t *testing.T) {
 // connection, as it has forgotten the one that it belongs to, arrives, though the
 // client's address and port are those of a service without endpoints.
 func TestForgottenAnswersArentRefused(t *testing.T) {
+	t.Parallel()
 	onEachKernel(t, func(s *scene) {
 		s.closeInput()
 		if err := steering.DefaultRouting().Ensure(); err != nil {
@@ -110,6 +112,7 @@ func (s *scene) listen(host int, port uint16) *net.TCPListener {
 // told otherwise, it drops what it finds one for and is to forward (ip_forward in
 // net/ipv4/ip_forward.c); kproxy's ports are others than clients', see userspace.
 func TestConnectionPassesStaleSocket(t *testing.T) {
+	t.Parallel()
 	onEachKernel(t, func(s *scene) {
 		run(s.T, "echo 0 > /proc/sys/net/ipv4/tcp_early_demux") // of IPv6 as well
 		if err := steering.DefaultRouting().Ensure(); err != nil {
@@ -158,6 +161,7 @@ func TestConnectionPassesStaleSocket(t *testing.T) {
 // host drops what it doesn't know; a packet of an endpoint that belongs to no
 // connection is dropped there as elsewhere.
 func TestHealthPortAndInvalid(t *testing.T) {
+	t.Parallel()
 	onEachKernel(t, func(s *scene) {
 		const port = 9
 		s.Serve(0, "health", port)
@@ -181,6 +185,7 @@ func TestHealthPortAndInvalid(t *testing.T) {
 // TestOwnConnectionsAreRefused: what kproxy sends to an address of this node that is to
 // refuse or to be silent is refused or dropped, on its way out.
 func TestOwnConnectionsAreRefused(t *testing.T) {
+	t.Parallel()
 	onEachKernel(t, func(s *scene) {
 		run(s.T, "ip link set lo up")
 		silent := func(f *plan.Frontend) { f.Verdict = plan.Drop }

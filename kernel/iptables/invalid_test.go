@@ -15,6 +15,7 @@ import (
 // it comes from an endpoint, usable or on its way out, and passes where it comes
 // from somebody else.
 func TestInvalidDropped(t *testing.T) {
+	t.Parallel()
 	onEachKernel(t, func(s *scene) {
 		count := func() uint64 {
 			s.T.Helper()

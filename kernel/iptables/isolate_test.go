@@ -36,6 +36,7 @@ func broken(r kernel.Ruleset, name, rule string) kernel.Ruleset {
 // one or two services; all others are programmed, and the bad ones keep what
 // they had.
 func TestBadServiceFailsAlone(t *testing.T) {
+	t.Parallel()
 	rules := map[string]string{
 		"refused when read":      "-p tcp -j DNAT --to-destination 999.0.0.1:80",
 		"refused by the kernel":  "-j @", // a loop shows when the table is committed
@@ -163,6 +164,7 @@ func (f full) Create(s kernel.Set) error {
 // TestServiceWithoutSetsFailsAlone: where a service's affinity sets can't be
 // made, its chains aren't, and everybody else's are.
 func TestServiceWithoutSetsFailsAlone(t *testing.T) {
+	t.Parallel()
 	h := kerneltest.NewHost()
 	c := steering.DefaultEnv(nil)
 	c.Runner, c.Sets = h, full{h.Sets(), "sticky-2"}

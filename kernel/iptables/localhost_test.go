@@ -15,6 +15,7 @@ import (
 // of both families, whatever the data plane, unless it isn't to; and then
 // the program that listens there is reached.
 func TestNodePortsOnLoopback(t *testing.T) {
+	t.Parallel()
 	onEachKernel(t, func(s *scene) {
 		loopback := netip.MustParseAddrPort(s.Addr("127.0.0.1:30080", "[::1]:30080"))
 		run(s.T, "ip link set lo up")

@@ -15,6 +15,7 @@ import (
 // TestMasqueradeRandomly: source ports are chosen at random, so that two connections
 // that begin at once don't ask for the same one, but only where the host can.
 func TestMasqueradeRandomly(t *testing.T) {
+	t.Parallel()
 	for _, random := range []bool{false, true} {
 		o := options()
 		o.RandomFully = random

@@ -16,6 +16,7 @@ import (
 // TestRestore holds the model to what the programs do: what they take, what
 // they refuse, and what a refusal leaves behind.
 func TestRestore(t *testing.T) {
+	t.Parallel()
 	tests := []struct {
 		name string
 		text string
@@ -73,6 +74,7 @@ func TestRestore(t *testing.T) {
 
 // TestStartRunsFewPrograms: programs are most of what a start takes, so it runs a few for each family, whatever the number of rules and jumps.
 func TestStartRunsFewPrograms(t *testing.T) {
+	t.Parallel()
 	h := kerneltest.NewHost()
 	programs := &recorder{Runner: h}
 	c := steering.DefaultEnv(nil)

@@ -59,6 +59,7 @@ func (s *scene) program(p *plan.Plan) {
 }
 
 func TestSplitIsExact(t *testing.T) {
+	t.Parallel()
 	onEachKernel(t, func(s *scene) {
 		e := func(h int, weight uint32) func(*plan.Service) {
 			return kerneltest.Endpoint(netip.AddrPortFrom(s.Address(s.Family, h), 8080).String(), weight, false)
@@ -85,6 +86,7 @@ func TestSplitIsExact(t *testing.T) {
 }
 
 func TestRandomSplit(t *testing.T) {
+	t.Parallel()
 	onEachKernel(t, func(s *scene) {
 		s.program(kerneltest.Plan(plan.ModeIPTables, kerneltest.Service("random", service.TCP, kerneltest.Cluster(s.Virtual(1)),
 			kerneltest.Algorithm(service.Random), s.Endpoints(2, 3, 4))))
@@ -99,6 +101,7 @@ func TestRandomSplit(t *testing.T) {
 
 // TestPackets: what every data plane does.
 func TestPackets(t *testing.T) {
+	t.Parallel()
 	for name, test := range kerneltest.Packets {
 		t.Run(name, func(t *testing.T) {
 			onEachKernel(t, func(s *scene) {

@@ -34,6 +34,7 @@ func manyChains(n int) []kernel.Chain {
 // leads to, in commits of one table that are neither large nor, where many rules
 // are in the kernel already, small.
 func TestPartsLeadToWhatIsThere(t *testing.T) {
+	t.Parallel()
 	tests := []struct {
 		variant         string
 		services        int

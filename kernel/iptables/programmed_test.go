@@ -18,6 +18,7 @@ import (
 )
 
 func TestProgrammed(t *testing.T) {
+	t.Parallel()
 	services := func() []*plan.Service {
 		return append(kerneltest.Many(30, 2),
 			kerneltest.Service("web", service.TCP, kerneltest.Cluster("10.96.0.1:80"), kerneltest.Cluster("[fd00:96::1]:80"), kerneltest.NodePort(30080), kerneltest.Endpoints("10.1.0.1:80", "[fd01::1]:80")),
@@ -92,6 +93,7 @@ func edit(r *kernel.Ruleset, f service.Family, prefix, name string, rules []stri
 }
 
 func TestAdopted(t *testing.T) {
+	t.Parallel()
 	// kproxy that ran before: "offloaded" in the kernel, "user" in userspace,
 	// "ported" in userspace by its node port.
 	offloaded := kerneltest.Service("offloaded", service.TCP, kerneltest.Cluster("10.96.0.1:80"), kerneltest.Endpoints("10.1.0.1:80"))
@@ -132,6 +134,7 @@ func TestAdopted(t *testing.T) {
 // TestRendererRemembers: a Renderer that has seen other plans gives what one
 // that has seen none gives.
 func TestRendererRemembers(t *testing.T) {
+	t.Parallel()
 	for seed := range uint64(10) {
 		w := kerneltest.NewWalk(seed, plan.ModeIPTables, plan.IPTables, 12)
 		r := iptables.NewRenderer(options())
@@ -148,6 +151,7 @@ func TestRendererRemembers(t *testing.T) {
 
 // TestUserspaceModeHasNoFallback: only redirects, and what userspace needs.
 func TestUserspaceModeHasNoFallback(t *testing.T) {
+	t.Parallel()
 	s := kerneltest.Service("web", service.TCP, kerneltest.Cluster("10.96.0.1:80"), kerneltest.Endpoints("10.1.0.1:80"), kerneltest.Affinity(time.Hour), kerneltest.InUserspace)
 	s.Kernel = plan.None
 	p := kerneltest.Plan(plan.ModeUserspace, s)
@@ -170,6 +174,7 @@ func TestUserspaceModeHasNoFallback(t *testing.T) {
 }
 
 func TestOptionsValidate(t *testing.T) {
+	t.Parallel()
 	if err := options().Validate(); err != nil {
 		t.Errorf("good options: %v", err)
 	}

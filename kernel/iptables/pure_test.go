@@ -14,6 +14,7 @@ import (
 )
 
 func TestWords(t *testing.T) {
+	t.Parallel()
 	tests := []struct {
 		rule string
 		want []string
@@ -32,6 +33,7 @@ func TestWords(t *testing.T) {
 }
 
 func TestTarget(t *testing.T) {
+	t.Parallel()
 	for rule, want := range map[string]string{
 		"-j A": "A", "-g A": "A", "-p tcp -j A": "A", "-p tcp -j DNAT --to-destination 10.0.0.1:80": "DNAT", "-p tcp": "", "": "",
 		`-m comment --comment "not -j this" -j A`: "A",
@@ -120,6 +122,7 @@ func routes(chains map[string][]string, chain string, addr netip.Addr, proto ser
 // TestTreeLeadsToEveryLeaf: in trees of all shapes a packet finds its leaf and
 // no other, in few steps, through chains of at most eight rules.
 func TestTreeLeadsToEveryLeaf(t *testing.T) {
+	t.Parallel()
 	rng := rand.New(rand.NewPCG(3, 4))
 	v4 := func(mask uint32) func(int) (netip.Addr, uint16) {
 		return func(int) (netip.Addr, uint16) {
@@ -196,6 +199,7 @@ func checkTree(t *testing.T, leaves, ports []leaf) {
 
 // TestTreeIsLocal: a new address changes few chains, so little is restored.
 func TestTreeIsLocal(t *testing.T) {
+	t.Parallel()
 	rng := rand.New(rand.NewPCG(5, 6))
 	var leaves []leaf
 	for i := range 5000 {

@@ -19,6 +19,7 @@ import (
 // TestRendererFollows: whatever became of the plan, a Renderer that remembers
 // gives what one gives that doesn't, and what it gave before stays as it was.
 func TestRendererFollows(t *testing.T) {
+	t.Parallel()
 	for seed := range uint64(8) {
 		t.Run(fmt.Sprint("seed ", seed), func(t *testing.T) {
 			rng := rand.New(rand.NewPCG(seed, 1))
@@ -71,6 +72,7 @@ func difference(want, got kernel.Ruleset) string {
 
 // TestRendererKeeps: what didn't change is recognised, without a look at it.
 func TestRendererKeeps(t *testing.T) {
+	t.Parallel()
 	p := kerneltest.Plan(plan.ModeIPTables, kerneltest.Many(1000, 3)...)
 	q := oneEndpointLess(p)
 	r := iptables.NewRenderer(options())

@@ -63,6 +63,7 @@ func (s *scene) unnumber(host int) {
 // TestUserspaceIsReachedFromUnnumberedLinks: an interface without an address, or with a
 // link-local one only, leads to userspace as any other does.
 func TestUserspaceIsReachedFromUnnumberedLinks(t *testing.T) {
+	t.Parallel()
 	onEachKernel(t, func(s *scene) {
 		for _, l := range []uint16{options().TCPPort, options().UDPPort} {
 			s.Serve(0, "userspace", l)
@@ -81,6 +82,7 @@ func TestUserspaceIsReachedFromUnnumberedLinks(t *testing.T) {
 // TestAnswersPassSourceValidation: whatever the kernel checks of a source address,
 // with marks or without, answers reach the sockets that bear a client's address.
 func TestAnswersPassSourceValidation(t *testing.T) {
+	t.Parallel()
 	onEachKernel(t, func(s *scene) {
 		s.Serve(0, "node", 8080)
 		s.program(kerneltest.Plan(plan.ModeIPTables))
@@ -107,6 +109,7 @@ func TestAnswersPassSourceValidation(t *testing.T) {
 // TestOwnSocketsMayHaveTheListenersPort: a socket towards an endpoint that has a client's
 // address and, by chance, the listener's port gets its answers.
 func TestOwnSocketsMayHaveTheListenersPort(t *testing.T) {
+	t.Parallel()
 	onEachKernel(t, func(s *scene) {
 		s.program(kerneltest.Plan(plan.ModeIPTables))
 		client := s.Address(s.Family, 1)
@@ -139,6 +142,7 @@ func firstAnswer(c net.Conn, err error) string {
 // userspace refuses at once, and nothing of it leaves by the default route. While
 // only rules are missing, clients are to try again.
 func TestUnservedAreRefused(t *testing.T) {
+	t.Parallel()
 	onEachKernel(t, func(s *scene) {
 		run(s.T, fmt.Sprintf("ip route replace default via %s", s.Address(s.Family, 4)))
 		firewall := s.variant.Program[s.Family]

@@ -10,6 +10,7 @@ import (
 )
 
 func TestRulesDoWhatThePlanSays(t *testing.T) {
+	t.Parallel()
 	kerneltest.RulesMatchPlan(t, kerneltest.Mode{
 		Mode: plan.ModeIPTables, Plane: plan.IPTables, Seeds: 40,
 		Render: func(p *plan.Plan) kernel.Ruleset { return iptables.Render(p, options()) },

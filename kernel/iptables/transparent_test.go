@@ -48,6 +48,7 @@ func dialFrom(client netip.AddrPort, proto service.Protocol, to netip.AddrPort) 
 // gets its answers, from endpoints elsewhere and on the node itself, although
 // the address is another host's.
 func TestEndpointsSeeTheClientThroughUserspace(t *testing.T) {
+	t.Parallel()
 	onEachKernel(t, func(s *scene) {
 		s.Serve(0, "node", 8080)
 		// The endpoints' own address is a service as well, to show that

@@ -64,6 +64,7 @@ func (w *watched) check() []string {
 }
 
 func TestWatchNoticesAndRepairHelps(t *testing.T) {
+	t.Parallel()
 	damage := []struct {
 		name, command string // @ is the program
 		notices       string
@@ -105,6 +106,7 @@ func TestWatchNoticesAndRepairHelps(t *testing.T) {
 // TestWatchLeavesOthersAlone: changes of other programs, and kproxy's own, are
 // no damage.
 func TestWatchLeavesOthersAlone(t *testing.T) {
+	t.Parallel()
 	for _, v := range variants {
 		t.Run(v.Name, func(t *testing.T) {
 			w := newWatched(t, v)
@@ -135,6 +137,7 @@ func TestWatchLeavesOthersAlone(t *testing.T) {
 // everything for, damage shows that was done before it, while it was under way,
 // or after it, whether to chains that were written or to others.
 func TestWatchFollowsOwnChanges(t *testing.T) {
+	t.Parallel()
 	// Service two changes, service one stays.
 	services := func(port string) []*plan.Service {
 		return []*plan.Service{
@@ -247,6 +250,7 @@ func BenchmarkWatch(b *testing.B) {
 // TestWatchWhileRulesChange: what others did is noticed although kproxy changes rules whenever they are read; what kproxy changed
 // itself isn't taken for damage.
 func TestWatchWhileRulesChange(t *testing.T) {
+	t.Parallel()
 	kerneltest.Namespace(t)
 	h := kerneltest.NewHost()
 	reading := &hooked{Runner: h}
@@ -289,6 +293,7 @@ func TestWatchWhileRulesChange(t *testing.T) {
 // TestWatchClosedAmidAChange: what is still done of a change of kproxy's own when the Watch is closed
 // touches no descriptor that is another's by then.
 func TestWatchClosedAmidAChange(t *testing.T) {
+	t.Parallel()
 	kerneltest.Namespace(t)
 	h := kerneltest.NewHost()
 	c := steering.DefaultEnv(nil)

@@ -71,18 +71,24 @@ func (s *System) take(t *testing.T, there bool) {
 	}
 }
 
-// Conformance runs the tests that every mode's backend must pass.
+// Conformance runs the tests that every mode's backend must pass, in parallel, as each opens a system of its own.
 func Conformance(t *testing.T, m Mode) {
-	t.Run("apply is idempotent", m.idempotent)
-	t.Run("clean-up leaves nothing", m.cleanUp)
-	for seed := range m.Seeds {
-		t.Run(fmt.Sprintf("walk %d with faults converges", seed), func(t *testing.T) { m.walk(t, uint64(seed)) })
+	run := func(name string, test func(*testing.T)) {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			test(t)
+		})
 	}
-	t.Run("a fault at any call is made up for", m.everyCall)
-	t.Run("drains", m.drains)
-	t.Run("foreign real servers stay", m.foreignReals)
-	t.Run("a foreign virtual server stays", m.foreignServer)
-	t.Run("what others undo is done again", m.damage)
+	run("apply is idempotent", m.idempotent)
+	run("clean-up leaves nothing", m.cleanUp)
+	for seed := range m.Seeds {
+		run(fmt.Sprintf("walk %d with faults converges", seed), func(t *testing.T) { m.walk(t, uint64(seed)) })
+	}
+	run("a fault at any call is made up for", m.everyCall)
+	run("drains", m.drains)
+	run("foreign real servers stay", m.foreignReals)
+	run("a foreign virtual server stays", m.foreignServer)
+	run("what others undo is done again", m.damage)
 }
 
 func (m Mode) idempotent(t *testing.T) {

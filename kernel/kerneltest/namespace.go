@@ -3,6 +3,7 @@ package kerneltest
 import (
 	"os"
 	"runtime"
+	"sync"
 	"testing"
 
 	"github.com/vishvananda/netlink"
@@ -12,12 +13,14 @@ import (
 // Namespace moves the test to a network namespace of its own, with loopback up,
 // until the test ends. It has no name, so it is gone with the test whatever
 // happens. The test must stay on the calling goroutine; programs it runs are in
-// the namespace as well.
+// the namespace as well. Programs of iptables' legacy variant lock the namespace
+// instead of the machine, so that tests run in parallel.
 func Namespace(t testing.TB) netns.NsHandle {
 	t.Helper()
 	if os.Getuid() != 0 {
 		t.Skip("needs root: network namespaces")
 	}
+	lockPerNamespace()
 	runtime.LockOSThread()
 	before, err := netns.Get()
 	if err != nil {
@@ -45,3 +48,6 @@ func Namespace(t testing.TB) netns.NsHandle {
 	}
 	return ns
 }
+
+// lockPerNamespace has programs take the lock of xtables at the network namespace that they are in (xtables_lock in iptables/xshared.c).
+var lockPerNamespace = sync.OnceFunc(func() { _ = os.Setenv("XTABLES_LOCKFILE", "/proc/self/ns/net") })
