@@ -66,21 +66,26 @@ func TestRetry(t *testing.T) {
 	}
 }
 
-// TestNoRetryAfterTheEnd: what has been told to the client, or lasts for longer than a search may, isn't begun anew at another
+// TestNoRetryAfterTheEnd: what has been told to the client or to the endpoint, or lasts for longer than a search may, isn't begun anew at another
 // endpoint, and a reset then isn't held against the endpoint, which has taken the connection.
 func TestNoRetryAfterTheEnd(t *testing.T) {
 	for _, tt := range []struct {
 		name   string
 		search time.Duration // 0: as by default, longer than the test
+		asks   string        // what the client sends
 		end    func(c *net.TCPConn, told <-chan struct{})
 		want   string // how it ends for the client
 	}{
-		{"a reset after the end", 0, func(c *net.TCPConn, told <-chan struct{}) {
+		{"a reset after the end", 0, "", func(c *net.TCPConn, told <-chan struct{}) {
 			c.CloseWrite()
 			<-told // the client knows of the end
 			reset(c)
 		}, "eof"},
-		{"a reset after the search", 100 * time.Millisecond, func(c *net.TCPConn, _ <-chan struct{}) {
+		{"a reset after the request", 0, "x", func(c *net.TCPConn, _ <-chan struct{}) {
+			io.ReadFull(c, make([]byte, 1))
+			reset(c)
+		}, "reset"},
+		{"a reset after the search", 100 * time.Millisecond, "", func(c *net.TCPConn, _ <-chan struct{}) {
 			time.Sleep(300 * time.Millisecond)
 			reset(c)
 		}, "reset"},
@@ -97,6 +102,7 @@ func TestNoRetryAfterTheEnd(t *testing.T) {
 			cfg := Config{ConnectTimeout: tt.search, ConnectTotal: tt.search, OnEnd: func(e End) { ends <- e }}
 			s := start(t, cfg, testPlan(testService{name: "s", eps: []netip.AddrPort{tcpEndpoint(t, serve), tcpEndpoint(t, serve)}}))
 			c := connect(t, s)
+			io.WriteString(c, tt.asks)
 			<-taken
 			if data, end := readEnd(c); data != "" || end != tt.want {
 				t.Errorf("client read %q, %s; want %s", data, end, tt.want)

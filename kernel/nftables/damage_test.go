@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/binary"
 	"hash/fnv"
+	"maps"
 	"math/rand/v2"
 	"net"
 	"net/netip"
@@ -244,16 +245,26 @@ func TestOthersAreLeftAlone(t *testing.T) {
 
 func TestAdoption(t *testing.T) {
 	n := newNode(t)
-	p := plane(web("10.1.0.1:80", "10.1.0.2:80"))
-	p.Services[0].KernelHash = 7
+	stays := kerneltest.Service("stays", service.TCP, kerneltest.Cluster("10.96.0.2:80"), kerneltest.Endpoints("10.1.0.1:80"), kerneltest.InUserspace)
+	p := plane(web("10.1.0.1:80", "10.1.0.2:80"), stays)
+	p.Find(web().Port.Key).KernelHash = 7
 	n.program(p)
 	want := n.listing()
 	n.restart()
 	n.plane.Want(p, plan.Between(nil, p))
-	if _, err := n.plane.Adopt(t.Context(), (&service.Builder{}).Build()); err != nil {
-		t.Fatal(err)
+	var b service.Builder
+	for _, s := range p.Services {
+		port := *s.Port
+		port.Number, port.ClusterIPs = 80, []netip.Addr{s.Frontends[0].Address.Addr()}
+		if err := b.AddPort(port); err != nil {
+			t.Fatal(err)
+		}
 	}
-	if got := n.plane.Programmed(); got[p.Services[0].Port.Key] != 7 {
+	adopted, err := n.plane.Adopt(t.Context(), b.Build())
+	if want := map[service.Key]bool{web().Port.Key: true}; err != nil || !maps.Equal(adopted, want) {
+		t.Errorf("Adopt = %v, %v; want what was offloaded, %v", adopted, err, want)
+	}
+	if got := n.plane.Programmed(); got[web().Port.Key] != 7 {
 		t.Errorf("Programmed = %v after a restart", got)
 	}
 	n.program(p)

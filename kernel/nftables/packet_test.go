@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"kproxy.dev/kproxy/kernel"
 	"kproxy.dev/kproxy/kernel/kerneltest"
 	"kproxy.dev/kproxy/kernel/nftables"
 	"kproxy.dev/kproxy/kernel/steering"
@@ -101,11 +102,13 @@ func TestSplit(t *testing.T) {
 			kerneltest.Service("weighted", service.TCP, kerneltest.Cluster(s.Virtual(2)), kerneltest.Algorithm(service.WeightedRoundRobin), e(2, 3), e(3, 1), e(4, 0)),
 			inTurn(kerneltest.Service("turns", service.TCP, kerneltest.Cluster(s.Virtual(3)), kerneltest.NodePort(30081), s.Endpoints(2, 3, 4))),
 			inTurn(kerneltest.Service("turns", service.UDP, kerneltest.Cluster(s.Virtual(3)), kerneltest.Algorithm(service.WeightedRoundRobin), e(2, 3), e(3, 2), e(4, 0))),
+			inTurn(kerneltest.Service("drained", service.TCP, kerneltest.Cluster(s.Virtual(4)), e(2, 1), e(3, 1), e(4, 0))),
 		))
 		equal := map[string]int{"two": 10, "three": 10, "four": 10}
 		s.Expect("in turn", equal, s.Asks(30, 1, service.TCP, s.Virtual(3)))
 		s.Expect("in turn, node port", equal, s.Asks(30, 1, service.TCP, s.NodePort(30081)))
 		s.Expect("weights 3, 2, 0, in turn", map[string]int{"two": 18, "three": 12}, s.Asks(30, 1, service.UDP, s.Virtual(3)))
+		s.Expect("one has weight 0, in turn", map[string]int{"two": 5, "three": 5}, s.Asks(10, 1, service.TCP, s.Virtual(4)))
 		for what, got := range map[string]map[string]int{
 			"TCP": s.Asks(90, 1, service.TCP, s.Virtual(1)), "UDP": s.Asks(90, 1, service.UDP, s.Virtual(1)),
 			"from the node": s.Asks(90, 0, service.TCP, s.Virtual(1)), "node port": s.Asks(90, 1, service.TCP, s.NodePort(30080)),
@@ -119,6 +122,24 @@ func TestSplit(t *testing.T) {
 		if got := s.Asks(100, 1, service.TCP, s.Virtual(2)); got["two"] < 55 || got["three"] < 5 || got["two"]+got["three"] != 100 {
 			s.T.Errorf("weights 3, 1, 0: %v", got)
 		}
+	})
+}
+
+// TestAffinityOfALocalPolicy: a client that an address with a traffic policy leads to an endpoint on this node stays with
+// its own, elsewhere, at the other addresses of the service.
+func TestAffinityOfALocalPolicy(t *testing.T) {
+	onEachFamily(t, func(s *scene) {
+		web := kerneltest.Service("web", service.TCP, kerneltest.Affinity(time.Hour), kerneltest.Cluster(s.Virtual(1)),
+			kerneltest.External(s.Virtual(2), func(f *plan.Frontend) { f.Local = true }),
+			kerneltest.Endpoint(s.Endpoint(2).String(), 1, true), kerneltest.Endpoint(s.Endpoint(3).String(), 1, false))
+		s.program(plane(web))
+		client := kernel.Client{Address: s.Address(s.Family, 1), Endpoint: s.Endpoint(3), Remaining: time.Hour}
+		if err := s.plane.SeedAffinity(t.Context(), []kernel.Moving{{Service: web}}, map[service.Key][]kernel.Client{web.Port.Key: {client}}); err != nil {
+			s.T.Fatal(err)
+		}
+		s.Expect("by the cluster address", map[string]int{"three": 3}, s.Asks(3, 1, service.TCP, s.Virtual(1)))
+		s.Expect("by the address with a policy", map[string]int{"two": 3}, s.Asks(3, 1, service.TCP, s.Virtual(2)))
+		s.Expect("by the cluster address again", map[string]int{"three": 3}, s.Asks(3, 1, service.TCP, s.Virtual(1)))
 	})
 }
 

@@ -2,11 +2,15 @@ package steering_test
 
 import (
 	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
 
 	"kproxy.dev/kproxy/kernel"
 	"kproxy.dev/kproxy/kernel/kerneltest"
 	"kproxy.dev/kproxy/kernel/steering"
 	"kproxy.dev/kproxy/plan"
+	"kproxy.dev/kproxy/service"
 )
 
 // TestSetChangesLeadWhereTheWholeDoes: applied one after the other on a
@@ -47,6 +51,51 @@ func leadWhereTheWholeDoes(t *testing.T, walk *kerneltest.Walk) {
 			t.Fatalf("step %d: going nowhere changes something: %+v", step, again)
 		}
 		old = p
+	}
+}
+
+// TestLeavingEndpointOfTwoServices: an endpoint that two services let go of, and that one of them drops, is still one that
+// leaves.
+func TestLeavingEndpointOfTwoServices(t *testing.T) {
+	port := func(name string, options ...func(*plan.Service)) *plan.Service {
+		return kerneltest.Service(name, service.TCP, append(options, kerneltest.Endpoints("10.1.0.1:80"))...)
+	}
+	leaving := kerneltest.Unusable("10.1.0.2:80", false)
+	old := kerneltest.Plan(plan.ModeIPTables, port("a", leaving), port("b", leaving))
+	p := kerneltest.Plan(plan.ModeIPTables, port("a"), old.Services[1])
+	d := plan.Delta{Changes: []plan.Change{{Was: old.Services[0], Is: p.Services[0]}}}
+	if ops := steering.SetChanges(old, p, d); !ops.Empty() {
+		t.Errorf("one of the two drops it: %+v", ops)
+	}
+	last := kerneltest.Plan(plan.ModeIPTables, p.Services[0], port("b"))
+	d = plan.Delta{Changes: []plan.Change{{Was: p.Services[1], Is: last.Services[1]}}}
+	if ops, want := steering.SetChanges(p, last, d), kernel.DiffSets(steering.Sets(p), steering.Sets(last)); want.Empty() || !cmp.Equal(ops, want) {
+		t.Errorf("both have dropped it: %+v, want %+v", ops, want)
+	}
+}
+
+// lifetimes notes how long entries are to stay, in seconds.
+type lifetimes struct {
+	kernel.SetStore
+	added []uint32
+}
+
+func (l *lifetimes) Add(s kernel.Set, seconds uint32, entries ...string) error {
+	l.added = append(l.added, seconds)
+	return l.SetStore.Add(s, seconds, entries...)
+}
+
+// TestLifetimesAreRoundedUp: to ipset, 0 s is for ever, and with a lifetime that is cut short kproxy seems dead.
+func TestLifetimesAreRoundedUp(t *testing.T) {
+	for d, want := range map[time.Duration]uint32{time.Millisecond: 1, time.Second: 1, 2100 * time.Millisecond: 3} {
+		store := &lifetimes{SetStore: kerneltest.NewHost().Sets()}
+		r := steering.Redirects{Store: store}
+		if err := r.Starting(d); err != nil {
+			t.Fatal(err)
+		}
+		if diff := cmp.Diff([]uint32{want, want}, store.added); diff != "" {
+			t.Errorf("Starting(%s), seconds in each family (-want +got):\n%s", d, diff)
+		}
 	}
 }
 
