@@ -9,7 +9,7 @@ LDFLAGS := -s -w -X main.version=$(VERSION) -X main.commit=$(COMMIT)
 DOCKER ?= docker
 IMAGE  ?= kproxy:latest
 
-.PHONY: help build check demo demo-ipvs vm test test-again soak conformance bench bench-go image release size golden-update clean
+.PHONY: help build check demo demo-ipvs vm test test-again mutants soak conformance bench bench-go image release size golden-update clean
 
 help: ## what can be made
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -47,6 +47,11 @@ test-again: ## make test N times, every second time beside a load on all process
 	@test/setup.sh test
 	@$(MAKE) --no-print-directory build
 	@test/again.sh $(or $(N),10)
+
+mutants: ## break one decision of the product after the other, and see that a test turns red for each (as root, a quarter of an hour; ONLY='plan ipvs')
+	@[ "$$(id -u)" = 0 ] || { echo "make mutants runs tests that build networks of namespaces, which needs root: sudo make mutants" >&2; exit 3; }
+	@test/setup.sh test
+	CGO_ENABLED=0 GOFLAGS="$(GOFLAGS) -buildvcs=false -trimpath" go run ./test/mutants $(ONLY)
 
 conformance: ## upstream's network tests against a cluster on this machine (as root, long; QUICK=1: a dozen; MODE, NODES, FOCUS, POD_NETWORK, KUBERNETES, ROLLOUT=1, PLUGIN=1: docs/conformance.md)
 	@[ "$$(id -u)" = 0 ] || { echo "make conformance builds a cluster of namespaces, which needs root: sudo make conformance" >&2; exit 3; }

@@ -300,7 +300,7 @@ quick() {
 		check vet go vet "${own[@]}" "${users[@]}"
 		check staticcheck go run "$staticcheck" "${own[@]}" >bin/staticcheck.json &
 	fi
-	tests layout ./test ./test/golden "${tested[@]}"
+	tests layout ./test ./test/golden ./test/mutants "${tested[@]}"
 	wait
 	((${#own[@]} == 0)) || cat bin/staticcheck.json
 	other_modules vet "${modules[@]}"
