@@ -30,14 +30,24 @@ type nftTable struct {
 // readNFT adds the base chains of nftables that iptables hasn't printed, from the kernel
 // itself. Printed are chains by "family table chain".
 func (t *Tables) readNFT(printed map[string]bool) error {
+	dormant, err := dormantTables()
+	if err != nil {
+		return fmt.Errorf("list tables of nftables: %w", err)
+	}
 	sets := map[string]*ruleset{} // by table
 	var found []*Base
-	err := nlmsg.DumpNFTables(unix.NFT_MSG_GETCHAIN, unix.NFPROTO_UNSPEC, nil, func(number uint8, attributes []byte) {
+	listed := map[string]int{} // chains by "family table chain": the kernel lists the ones made first first
+	err = nlmsg.DumpNFTables(unix.NFT_MSG_GETCHAIN, unix.NFPROTO_UNSPEC, nil, func(number uint8, attributes []byte) {
 		family, known := nftFamilies[number]
 		if !known || family == otherFamily[t.Family] {
 			return
 		}
 		b := decodeChain(family, attributes)
+		if dormant[b.Table] {
+			b.Hook = ""
+		} else if b.Hook != "" {
+			listed[b.Table+" "+b.Chain] = len(listed) + 1
+		}
 		if strings.HasPrefix(b.Table, family+" "+watchTable) {
 			return
 		}
@@ -59,7 +69,16 @@ func (t *Tables) readNFT(printed map[string]bool) error {
 	if err != nil {
 		return fmt.Errorf("list chains of nftables: %w", err)
 	}
+	t.Bases = slices.DeleteFunc(t.Bases, func(b *Base) bool {
+		if b.Source != sourceXTNFT {
+			return false
+		}
+		table := nftFamily[t.Family] + " " + b.Table
+		b.made = listed[table+" "+b.Chain]
+		return dormant[table]
+	})
 	for _, b := range found {
+		b.made = listed[b.Table+" "+b.Chain]
 		if b.set.nft.sets == nil {
 			if err := b.set.readNFT(b.Table); err != nil {
 				return fmt.Errorf("read nftables table %s: %w", b.Table, err)
@@ -69,6 +88,17 @@ func (t *Tables) readNFT(printed map[string]bool) error {
 		t.Bases = append(t.Bases, b)
 	}
 	return nil
+}
+
+// dormantTables are those whose chains the kernel doesn't call, as "family table".
+func dormantTables() (map[string]bool, error) {
+	out := map[string]bool{}
+	err := nlmsg.DumpNFTables(unix.NFT_MSG_GETTABLE, unix.NFPROTO_UNSPEC, nil, func(family uint8, b []byte) {
+		if a := attributesOf(b); a.number(unix.NFTA_TABLE_FLAGS)&tableIsDormant != 0 {
+			out[nftFamilies[family]+" "+nlmsg.Text(a[unix.NFTA_TABLE_NAME])] = true
+		}
+	})
+	return out, err
 }
 
 func (t *Tables) note(format string, args ...any) {
@@ -174,6 +204,7 @@ func decodeChain(family string, message []byte) *Base {
 
 // What x/sys/unix doesn't have of linux/netfilter/nf_tables.h.
 const (
+	tableIsDormant    = 1 // NFT_TABLE_F_DORMANT
 	hookDevices       = 4 // NFTA_HOOK_DEVS
 	devicePrefix      = 2 // NFTA_DEVICE_PREFIX
 	elementIsEnd      = 1 // NFT_SET_ELEM_INTERVAL_END

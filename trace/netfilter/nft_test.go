@@ -51,6 +51,8 @@ var native = []struct {
 	{name: "chains", rules: `add chain inet x y; add rule inet x y tcp dport 8080 return; add rule inet x y accept; add rule inet x f jump y; add rule inet x f R`},
 	{name: "go to", rules: `add chain inet x y; add rule inet x y udp dport 8080 accept; add rule inet x f goto y; add rule inet x f R`},
 	{name: "accepted before", rules: `add rule inet x f tcp dport 8080 accept; add rule inet x f R`},
+	{name: "dormant", rules: `add table inet y [ flags dormant; ]; add chain inet y g [ type filter hook forward priority 0; ]; add rule inet y g R`},
+	{name: "woken up", rules: `add table inet y [ flags dormant; ]; add chain inet y g [ type filter hook forward priority 0; ]; add rule inet y g R; add table inet y`},
 	{name: "two base chains", rules: `add chain inet x g [ type filter hook forward priority 10; ]; add rule inet x f accept; add rule inet x g R`},
 	{name: "mark", rules: `add chain inet x g [ type filter hook prerouting priority -150; ]; add rule inet x g meta mark set 0x5; add rule inet x f meta mark & 0x4 == 0x4 R`},
 	{name: "mark with more", rules: `add chain inet x g [ type filter hook prerouting priority -150; ]; add rule inet x g meta mark set 1; add rule inet x g meta mark set meta mark or 4; add rule inet x f meta mark 5 R`},

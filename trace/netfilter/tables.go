@@ -69,7 +69,8 @@ type Base struct {
 	Policies Counter
 	Rules    int // their number, without those of the chains that they lead to
 
-	set *ruleset // that its chains are in
+	set  *ruleset // that its chains are in
+	made int      // its place in the order in which nftables' chains were made; 0 for legacy ones
 }
 
 // Counter holds what iptables-save -c prints in brackets; nil if there is none.
@@ -247,16 +248,13 @@ func (t *Tables) addSave(source, text string, printed map[string]bool) error {
 	return nil
 }
 
-// sort brings base chains in the kernel's order. Of those of one priority, the
-// one that was registered first comes first, which nothing tells afterwards:
-// iptables' come first, as the host's main firewall is likely to be there, then
-// in order of name.
+// sort brings base chains in the kernel's order. Of those of one priority, the one that was registered
+// last comes first (nf_hook_entries_grow in net/netfilter/core.c). Of nftables' that is the one made last, as far as the
+// order of tables, and of chains in each, tells; of legacy tables nothing tells, see walker.walkNAT.
 func (t *Tables) sort() {
-	rank := map[string]int{sourceXTNFT: 0, sourceXTLegacy: 1, sourceNFT: 2}
 	slices.SortStableFunc(t.Bases, func(a, b *Base) int {
 		return cmp.Or(
-			cmp.Compare(a.Hook, b.Hook), cmp.Compare(a.order(), b.order()), cmp.Compare(a.Priority, b.Priority),
-			cmp.Compare(rank[a.Source], rank[b.Source]), cmp.Compare(a.Table, b.Table), cmp.Compare(a.Chain, b.Chain))
+			cmp.Compare(a.Hook, b.Hook), cmp.Compare(a.order(), b.order()), cmp.Compare(a.Priority, b.Priority), cmp.Compare(b.made, a.made))
 	})
 }
 

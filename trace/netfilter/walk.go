@@ -1,6 +1,7 @@
 package netfilter
 
 import (
+	"fmt"
 	"math"
 	"slices"
 	"strings"
@@ -101,16 +102,10 @@ func (t *Tables) Walk(p Packet, h Hook, span Span) *Walk {
 	w := &walker{tables: t, hook: h}
 	ways := []way{{packet: p, lo: 1, hi: 1, by: -1, rewrote: -1, masked: -1}}
 	var ended []way
-	at := t.at(p, h, span)
-	for i, b := range at {
-		r := w.walkBase(b, ways)
-		ended = append(ended, r.ended...)
-		ways = w.merge(r.pass)
-		if b.Type == "nat" && !slices.ContainsFunc(at[i+1:], func(o *Base) bool { return o.Type == "nat" }) {
-			for j := range ways {
-				decideNAT(&ways[j].packet, h)
-			}
-		}
+	for at := t.at(p, h, span); len(at) > 0; {
+		n := tied(at)
+		on, done := w.walkTied(at[:n], at[n:], ways)
+		ways, at, ended = on, at[n:], append(ended, done...)
 	}
 	out := &Walk{Steps: w.steps}
 	for _, x := range w.merge(ended) {
@@ -122,6 +117,82 @@ func (t *Tables) Walk(p Packet, h Hook, span Span) *Walk {
 	}
 	slices.SortStableFunc(out.Outcomes, func(a, b Outcome) int { return a.Rewrote - b.Rewrote })
 	return out
+}
+
+// tied is how many of the first base chains come in an order that nothing tells: those of nftables and that of a legacy
+// table, of one priority. It is 1 if the first comes first.
+func tied(at []*Base) int {
+	n := 1
+	for n < len(at) && at[n].Hook == at[0].Hook && at[n].Priority == at[0].Priority && at[n].order() == at[0].order() {
+		n++
+	}
+	if at[n-1].Source != sourceXTLegacy || at[0].Hook == Ingress || at[0].Hook == Egress {
+		return 1
+	}
+	return n
+}
+
+// walkTied follows ways through base chains of which the last may come anywhere, with others after them. Where they come to
+// the same in every order, nothing is uncertain.
+func (w *walker) walkTied(bases, after []*Base, in []way) (on, ended []way) {
+	alike := true
+	for i := len(bases) - 1; i >= 0; i-- { // the place of the last
+		from := len(w.steps)
+		order := slices.Insert(slices.Clone(bases[:len(bases)-1]), i, bases[len(bases)-1])
+		ways, done := w.walkInOrder(order, after, slices.Clone(in))
+		switch {
+		case i == len(bases)-1:
+			on, ended = ways, done
+		case w.sameTies(ways, on) && w.sameTies(on, ways) && w.sameTies(done, ended) && w.sameTies(ended, done):
+			w.steps = w.steps[:from]
+		default:
+			on, ended, alike = append(on, ways...), append(ended, done...), false
+		}
+	}
+	if alike {
+		return on, ended
+	}
+	why := fmt.Sprintf("which comes first is known of neither: chain %s of legacy iptables, or another of its priority", bases[len(bases)-1].Chain)
+	for _, ways := range [][]way{on, ended} {
+		for i := range ways {
+			x := &ways[i]
+			step := max(x.by, x.rewrote, x.masked, 0)
+			w.steps[step].Why = why
+			x.doubt(step)
+		}
+	}
+	return w.merge(on), ended
+}
+
+// sameTies reports whether each of a is as one of b, whatever steps led there, but for the rules that rewrote it.
+func (w *walker) sameTies(a, b []way) bool {
+	same := func(i, j int) bool {
+		return i < 0 && j < 0 || i >= 0 && j >= 0 && w.steps[i].Table == w.steps[j].Table && w.steps[i].Chain == w.steps[j].Chain && w.steps[i].Index == w.steps[j].Index
+	}
+	for _, x := range a {
+		if !slices.ContainsFunc(b, func(y way) bool {
+			return x.packet == y.packet && x.verdict == y.verdict && same(x.rewrote, y.rewrote) && same(x.masked, y.masked)
+		}) {
+			return false
+		}
+	}
+	return true
+}
+
+// walkInOrder follows ways through base chains, with others after them.
+func (w *walker) walkInOrder(bases, after []*Base, ways []way) (on, ended []way) {
+	isNAT := func(o *Base) bool { return o.Type == "nat" }
+	for i, b := range bases {
+		r := w.walkBase(b, ways)
+		ended = append(ended, r.ended...)
+		ways = w.merge(r.pass)
+		if isNAT(b) && !slices.ContainsFunc(bases[i+1:], isNAT) && !slices.ContainsFunc(after, isNAT) {
+			for j := range ways {
+				decideNAT(&ways[j].packet, w.hook)
+			}
+		}
+	}
+	return ways, ended
 }
 
 // at are the base chains that the packet meets, with those of its device before
