@@ -24,6 +24,7 @@ func (t *tracer) answer(w way, r *route) []end {
 		OrigSrc: w.packet.OrigSrc, OrigDst: w.packet.OrigDst, ConnMark: w.packet.ConnMark,
 		DNAT: w.packet.DNAT, SNAT: w.packet.SNAT, DstDone: true, SrcDone: true, Reversed: netfilter.Yes,
 	}
+	t.near(&p, r)
 	hooks := []netfilter.Hook{netfilter.Prerouting, netfilter.Forward, netfilter.Postrouting}
 	if home {
 		hooks = []netfilter.Hook{netfilter.Prerouting, netfilter.Input}
@@ -42,6 +43,9 @@ func (t *tracer) answer(w way, r *route) []end {
 				return append(out, end{w, Dropped, stop})
 			}
 			p.Out = t.client.Interface
+			if !p.Hop() {
+				return append(out, end{w, Dropped, t.usedUp(fmt.Sprintf("the answers of %s", endpoint.Addr()))})
+			}
 		}
 		if h == netfilter.Input && w.userspace {
 			if stop := t.notDelivered(&p); stop != nil {
@@ -134,6 +138,7 @@ func (t *tracer) wayBack(q query, what, remedy string) (route, *Finding) {
 // as it goes on, and what is stopped.
 func (t *tracer) answerPasses(w way, p netfilter.Packet, h netfilter.Hook) (way, netfilter.Packet, []end) {
 	walk := t.host.walk(p, h, netfilter.Whole)
+	t.metBack = append(t.metBack, walk.Steps...)
 	left, on := w, 0
 	var out []end
 	for i := range walk.Outcomes {

@@ -3,6 +3,7 @@ package trace
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"net/netip"
 	"slices"
 	"strings"
@@ -300,26 +301,62 @@ func (t *tracer) noEndpoints() string {
 // chain names a chain.
 type chain struct{ table, name string }
 
-// note remembers the rules of iptables that the packet met.
+// near fills in what is known of a packet from, or to, the host that a route leads to, if nothing is between.
+func (t *tracer) near(p *netfilter.Packet, r *route) {
+	if r.err != nil || r.via.IsValid() {
+		return
+	}
+	h, _ := t.host.hop(r) // no MTU where it fails
+	if g := t.guest(r.to); g != nil {
+		h.mtu = g.mtu
+	}
+	p.Near(h.mtu)
+}
+
+// usedUp is a packet that ends here because a rule has lowered its hop limit.
+func (t *tracer) usedUp(what string) *Finding {
+	f := &Finding{SeverityError, "this node doesn't forward " + what + ", as its hop limit (TTL) is used up", "routing", "look for what lowers it: iptables-save -t mangle, or nft list ruleset"}
+	if s := t.metRule("--TTL-", "--HL-", "TTL SET", "HOPLIMIT SET"); s != nil {
+		f.What, f.Where, f.Remedy = f.What+": a rule that isn't kproxy's sets it: "+s.Text, place(s), t.ruleRemedy(s)
+	}
+	return f
+}
+
+// note remembers the rules that the packet met.
 func (t *tracer) note(w *netfilter.Walk) {
 	for _, s := range w.Steps {
 		c := chain{s.Table, s.Chain}
-		if s.Source != "nftables" && !slices.ContainsFunc(t.met[c], func(o netfilter.Step) bool { return o.Index == s.Index }) {
+		if !slices.ContainsFunc(t.met[c], func(o netfilter.Step) bool { return o.Index == s.Index }) {
 			t.met[c] = append(t.met[c], s)
 		}
 	}
 }
 
-// metRule is a rule in a table that matches the packet and names a target; nil if it met none.
-func (t *tracer) metRule(table, target string) *netfilter.Step {
-	for c, steps := range t.met {
+// metRule is a rule that isn't kproxy's, matches the packet and does one of several things, in capitals; nil if it met none.
+func (t *tracer) metRule(does ...string) *netfilter.Step {
+	return t.metStep(func(s *netfilter.Step) bool {
+		return slices.ContainsFunc(does, func(word string) bool { return strings.Contains(strings.ToUpper(s.Outcome), word) })
+	})
+}
+
+// metStep is a rule that isn't kproxy's, matches the packet, or else an answer, and is the one that is looked for; nil if they
+// met none.
+func (t *tracer) metStep(is func(*netfilter.Step) bool) *netfilter.Step {
+	for _, steps := range append(slices.Collect(maps.Values(t.met)), t.metBack) {
 		for i := range steps {
-			if s := &steps[i]; c.table == table && s.Matched == netfilter.Yes && strings.Contains(strings.ToUpper(s.Text), target) {
+			if s := &steps[i]; s.Matched == netfilter.Yes && !isOwn(s) && is(s) {
 				return s
 			}
 		}
 	}
 	return nil
+}
+
+// acceptedBefore is a rule that isn't kproxy's and ends iptables' table nat for the packet before kproxy's rules; nil if it met none.
+func (t *tracer) acceptedBefore(hooks ...netfilter.Hook) *netfilter.Step {
+	return t.metStep(func(s *netfilter.Step) bool {
+		return s.Table == "nat" && s.Outcome == "accept" && slices.Contains(hooks, s.Hook)
+	})
 }
 
 // show adds a step. Of many endpoints' ways only the first are shown, and what
@@ -402,6 +439,7 @@ func (t *tracer) arrive(in string) {
 	w := way{packet: netfilter.NewPacket(t.req.Protocol, src, t.req.Address, in), share: 1, certain: true}
 	w.packet.Reversed = netfilter.Maybe
 	if back := t.host.route(query{to: t.client.Address}); back.err == nil {
+		t.near(&w.packet, &back)
 		w.packet.Reversed = netfilter.No
 		if back.link == in {
 			w.packet.Reversed = netfilter.Yes
@@ -446,6 +484,9 @@ func (t *tracer) received(w way) {
 	case from.Is6() && from.IsLinkLocalUnicast(): // ip6_forward in net/ipv6/ip6_output.c
 		t.showRoute(w, &r, "refused: it comes from a link-local address")
 		t.finish(w, Refused, &Finding{SeverityError, fmt.Sprintf("the kernel doesn't forward packets from %s: link-local addresses mean nothing behind their link", from), "routing", "use another source address"})
+	case !w.packet.Hop():
+		t.showRoute(w, &r, "refused: its hop limit is used up")
+		t.finish(w, Refused, t.usedUp("the packet"))
 	default:
 		t.showRoute(w, &r, "forwarded by "+r.link)
 		w.packet.Out = r.link
@@ -458,7 +499,7 @@ func (t *tracer) received(w way) {
 func (t *tracer) diverted(w way) {
 	to := w.packet.Socket
 	f := &Finding{SeverityError, fmt.Sprintf("a rule that isn't kproxy's gives the packet to the socket at %s of this node (TPROXY)", to), "table mangle", "find out who made it: iptables-save -t mangle, or nft list ruleset, shows it"}
-	if s := t.metRule("mangle", "TPROXY"); s != nil {
+	if s := t.metRule("TPROXY"); s != nil {
 		f.What, f.Where, f.Remedy = f.What+": "+s.Text, place(s), t.ruleRemedy(s)
 	}
 	if _, ok, err := t.host.listener(t.req.Protocol, to); err == nil && !ok {
@@ -520,6 +561,7 @@ func (t *tracer) originate(source netip.Addr) {
 	}
 	w.packet = netfilter.NewPacket(t.req.Protocol, netip.AddrPortFrom(source, clientPort), t.req.Address, "")
 	w.packet.Unnamed = t.departs
+	t.near(&w.packet, &r)
 	if !r.passes() {
 		t.showRoute(w, &r, "the connection fails at once")
 		t.finish(w, Refused, t.noRoute(&r))

@@ -79,6 +79,22 @@ func TestFollow(t *testing.T) {
 		{"the table is almost full", "10.1.0.2", func(c *scene) { c.rules, c.use = toEndpoints, [2]int{95, 100} }, nil, Forwarded, nil, nil},
 		{"dropped in FORWARD", "10.1.0.2", func(c *scene) { c.rules = toEndpoints + filterRule("-A FORWARD -d 10.2.0.3/32 -j DROP") }, nil, Forwarded, []string{"on the way to 10.2.0.3:9000", "rule 1 of chain FORWARD"}, nil},
 		{"refused in FORWARD", "10.1.0.2", func(c *scene) { c.rules = toEndpoints + filterRule("-A FORWARD -j REJECT") }, nil, Refused, []string{"refuses the packet"}, nil},
+		{"the hop limit is used up", "10.1.0.2", func(c *scene) {
+			c.rules = toEndpoints + "*mangle\n:PREROUTING ACCEPT [0:0]\n-A PREROUTING -s 10.1.0.2/32 -j TTL --ttl-set 1\nCOMMIT\n"
+		}, nil, Refused, []string{"hop limit (TTL) is used up", "-j TTL --ttl-set 1", "rule 1 of chain PREROUTING in table mangle"}, nil},
+		{"the hop limit of answers is used up", "10.1.0.2", func(c *scene) {
+			c.rules = toEndpoints + "*mangle\n:PREROUTING ACCEPT [0:0]\n-A PREROUTING -s 10.2.0.0/16 -j TTL --ttl-set 1\nCOMMIT\n"
+		}, nil, Dropped, []string{"doesn't forward the answers of 10.2.0.", "hop limit (TTL) is used up", "rule 1 of chain PREROUTING in table mangle"}, nil},
+		{"the hop limit is lowered", "10.1.0.2", func(c *scene) {
+			c.rules = toEndpoints + "*mangle\n:PREROUTING ACCEPT [0:0]\n-A PREROUTING -j TTL --ttl-dec 62\nCOMMIT\n" + filterRule("-A FORWARD -m ttl --ttl-gt 1 -j DROP")
+		}, nil, Forwarded, nil, nil},
+		{"accepted before kproxy's rules", "10.1.0.2", func(c *scene) {
+			c.rules = strings.Replace(toEndpoints, "-A PREROUTING", "-A PREROUTING -d 10.96.0.0/16 -j ACCEPT\n-A PREROUTING", 1)
+		}, forecasts(onePlan(plan.IPTables), ""), NotAService, []string{"accepts the packet before kproxy's do", "-A PREROUTING -d 10.96.0.0/16 -j ACCEPT", "rule 1 of chain PREROUTING in table nat", "iptables -t nat -D PREROUTING 1"}, nil},
+		{"a pod reaches itself", "10.2.0.2", func(c *scene) { c.rules = masquerades }, nil, Forwarded, nil, nil},
+		{"a pod doesn't reach itself without masquerading", "10.2.0.2", func(c *scene) {
+			c.rules = strings.Replace(masquerades, "-A POSTROUTING", "-A POSTROUTING -s 10.2.0.0/16 -j ACCEPT\n-A POSTROUTING", 1)
+		}, nil, Dropped, []string{"the client is the endpoint itself", "isn't masqueraded", "-A POSTROUTING -s 10.2.0.0/16 -j ACCEPT", "rule 1 of chain POSTROUTING in table nat"}, nil},
 		{"answers dropped", "10.1.0.2", func(c *scene) { c.rules = toEndpoints + filterRule("-A FORWARD -s 10.2.0.0/16 -j DROP") }, nil, Dropped, []string{"the answer of"}, nil},
 		{"some answers dropped", "10.1.0.2", func(c *scene) {
 			c.rules = toEndpoints + filterRule("-A FORWARD -s 10.2.0.0/16 -m statistic --mode random --probability 0.2 -j DROP")

@@ -211,12 +211,20 @@ func (t *tracer) unreached(p netfilter.Packet, r *route) (Verdict, *Finding) {
 	return Forwarded, nil
 }
 
-// noHairpin says why a pod on a bridge doesn't reach itself; nil if nothing speaks against it. Where bridges show
+// noHairpin says why a pod doesn't reach itself; nil if nothing speaks against it. Where bridges show
 // packets to netfilter, one whose new destination is on the bridge that it came in by is bridged, not routed
 // (br_nf_pre_routing_finish in net/bridge/br_netfilter_hooks.c), and a port sends back what came in by it only in hairpin mode.
 func (t *tracer) noHairpin(w way, r *route) *Finding {
 	if w.userspace || w.balanced || w.packet.In != r.link || w.packet.Dst.Addr() != t.client.Address {
 		return nil
+	}
+	if w.packet.Src.Addr() == w.packet.Dst.Addr() {
+		f := &Finding{SeverityError, "the client is the endpoint itself, and drops a packet that bears its own address: its source isn't masqueraded", "nat POSTROUTING", t.repairs()}
+		if s := t.acceptedBefore(netfilter.Postrouting); s != nil {
+			f.What, f.Where = f.What+", because a rule that isn't kproxy's accepts the packet before kproxy's do: "+s.Text, place(s)
+			f.Remedy = "let it stand behind kproxy's jump; " + t.ruleRemedy(s)
+		}
+		return f
 	}
 	if shown, _ := kernel.ReadSysctl("net", "bridge", "bridge-nf-call-"+t.program(&netfilter.Step{})); shown == 0 {
 		return nil
@@ -314,7 +322,7 @@ func (t *tracer) checkMTU(w way, r *route) {
 	}
 	out, err := t.host.hop(r)
 	in, err2 := t.host.hop(&route{query: query{to: t.client.Address}, link: t.client.Interface})
-	if err != nil || err2 != nil || in.mtu == 0 || out.mtu == 0 || t.metRule("mangle", "TCPMSS") != nil {
+	if err != nil || err2 != nil || in.mtu == 0 || out.mtu == 0 || t.metRule("TCPMSS", "MAXSEG SIZE SET") != nil {
 		return
 	}
 	if g := t.guest(t.client.Address); g != nil {

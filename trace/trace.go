@@ -59,7 +59,8 @@ type tracer struct {
 	frontend *plan.Frontend
 
 	explainers []kernel.Explainer
-	met        map[chain][]netfilter.Step // the iptables rules that the packet met, once each
+	met        map[chain][]netfilter.Step // the rules that the packet met, once each
+	metBack    []netfilter.Step           // those that answers met
 	forecast   *userspace.Forecast
 	ends       []end
 	legs       map[string]int

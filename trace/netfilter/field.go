@@ -80,6 +80,11 @@ var fields = map[string]func(w *walker, p *Packet) value{
 	"meta oifname": func(_ *walker, p *Packet) value { return named(p.Out) },
 	"meta mark":    func(_ *walker, p *Packet) value { return numeric(uint64(p.Mark)) },
 	"pkttype":      packetType,
+	"ttl":          func(_ *walker, p *Packet) value { return zeroUnknown(int(p.TTL)) },
+	"tos":          func(_ *walker, p *Packet) value { return numeric(uint64(p.TOS)) },
+	"dscp":         func(_ *walker, p *Packet) value { return numeric(uint64(p.TOS >> 2)) },
+	"length":       func(_ *walker, p *Packet) value { return zeroUnknown(p.length()) },
+	"tcp options":  optionWords,
 	"ct states":    func(w *walker, p *Packet) value { return named(w.states(p)...) },
 	"ct status":    conntrackStatus,
 	"ct mark":      func(_ *walker, p *Packet) value { return numeric(uint64(p.ConnMark)) },
@@ -100,6 +105,7 @@ var fields = map[string]func(w *walker, p *Packet) value{
 var inWords = map[string]string{
 	"saddr": "source", "daddr": "destination", "sport": "source port", "dport": "destination port", "meta l4proto": "protocol",
 	"meta iifname": "incoming interface", "meta oifname": "outgoing interface", "meta mark": "mark", "ct mark": "connection's mark",
+	"ttl": "hop limit", "hoplimit": "hop limit", "tos": "service class", "dscp": "service class", "tcp options": "options of TCP",
 	"ct states": "state", "fib saddr type": "source's type", "fib daddr type": "destination's type",
 }
 
@@ -140,7 +146,7 @@ func tcpFlags(_ *walker, p *Packet) value {
 	switch {
 	case p.Reply:
 		return named("syn", "ack")
-	case p.State == New || p.State == Untracked || p.State == Invalid:
+	case p.shakes():
 		return named("syn")
 	}
 	return value{}

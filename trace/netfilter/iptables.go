@@ -176,7 +176,7 @@ func (r *rule) prepare() {
 }
 
 // comparing are the matches whose options each compare a field; a rule's own options do too.
-var comparing = words("tcp udp sctp multiport mark connmark iprange pkttype conntrack state addrtype")
+var comparing = words("tcp udp sctp multiport mark connmark iprange pkttype conntrack state addrtype ttl hl length dscp tos")
 
 // compared says which field an option compares, and how iptables writes constants.
 var compared = map[string]struct {
@@ -189,6 +189,8 @@ var compared = map[string]struct {
 	"--dport": {"dport", ports}, "--destination-port": {"dport", ports}, "--dports": {"dport", ports}, "--ports": {"ports", ports},
 	"--tcp-flags": {"flags", tcpMask}, "--src-range": {"saddr", addresses}, "--dst-range": {"daddr", addresses}, "--pkt-type": {"pkttype", list},
 	"mark --mark": {"meta mark", markValue}, "connmark --mark": {"ct mark", markValue},
+	"--ttl-eq": {"ttl", number}, "--ttl-gt": {"ttl", number}, "--ttl-lt": {"ttl", number}, "--hl-eq": {"ttl", number}, "--hl-gt": {"ttl", number}, "--hl-lt": {"ttl", number},
+	"--length": {"length", ports}, "--dscp": {"dscp", number}, "--tos": {"tos", markValue}, "--tcp-option": {"tcp options", list},
 	"--src-type": {"fib saddr type", list}, "--dst-type": {"fib daddr type", list},
 	"--ctstate": {"ct states", list}, "--state": {"ct states", list}, "--ctstatus": {"ct status", list},
 	"--ctdir": {"ct direction", list}, "--ctproto": {"meta l4proto", protocol},
@@ -201,14 +203,14 @@ var compared = map[string]struct {
 var depends = map[string]string{
 	"limit": "the rate of packets", "hashlimit": "the rate of packets", "connlimit": "how many connections there are",
 	"time": "the time of day", "quota": "how much has passed",
-	"mac": "the hardware address", "length": "the packet's length", "connbytes": "how much the connection has carried",
-	"ttl": "the hop limit", "hl": "the hop limit", "string": "the packet's content", "u32": "the packet's content",
-	"bpf": "a program", "policy": "IPsec", "dscp": "the packet's service class", "tos": "the packet's service class",
+	"mac": "the hardware address", "connbytes": "how much the connection has carried",
+	"string": "the packet's content", "u32": "the packet's content",
+	"bpf": "a program", "policy": "IPsec",
 }
 
 // matches are those whose options belong together.
 var matches = map[string]func(w *walker, p *Packet, e *extension) matched{
-	"set": inSet, "statistic": statistic, "socket": socket, "owner": owner, "rpfilter": rpfilter, "recent": recent, "physdev": physdev,
+	"set": inSet, "statistic": statistic, "socket": socket, "owner": owner, "rpfilter": rpfilter, "recent": recent, "physdev": physdev, "tcpmss": mss,
 }
 
 // conditions returns what a match asks.
@@ -365,10 +367,16 @@ func recent(_ *walker, _ *Packet, e *extension) matched {
 
 // passive are the targets that change nothing a walk looks at; the packet goes on
 // with the next rule.
-var passive = words("LOG NFLOG ULOG TRACE AUDIT CLASSIFY DSCP TOS TTL HL TCPMSS TCPOPTSTRIP CHECKSUM SECMARK CONNSECMARK IDLETIMER LED RATEEST TEE ECN")
+var passive = words("LOG NFLOG ULOG TRACE AUDIT CLASSIFY CHECKSUM SECMARK CONNSECMARK IDLETIMER LED RATEEST TEE ECN")
 
 // undecided are the targets that may do anything.
 var undecided = words("NFQUEUE QUEUE SYNPROXY HMARK")
+
+// changing are the targets that change the packet alone.
+var changing = map[string]func(*extension, *Packet) bool{
+	"MARK": (*extension).setMark, "CONNMARK": (*extension).setConnMark, "TTL": (*extension).setTTL, "HL": (*extension).setTTL, "DSCP": (*extension).setTOS,
+	"TOS": (*extension).setTOS, "TCPMSS": (*extension).setMSS, "TCPOPTSTRIP": (*extension).stripOptions,
+}
 
 var verdicts = map[string]Verdict{"ACCEPT": Accept, "DROP": Drop, "REJECT": Reject, "RETURN": returns}
 
@@ -386,10 +394,8 @@ func (e *extension) action(leave bool) action {
 		return action{text: strings.ToLower(e.name), verdict: verdicts[e.name]}
 	case passive[e.name], e.name == "CT" && !e.has("--notrack"), e.name == "SET" && !e.has("--map-set"):
 		out.quiet = true
-	case e.name == "MARK":
-		out.change = modify(e.setMark)
-	case e.name == "CONNMARK":
-		out.change = modify(e.setConnMark)
+	case changing[e.name] != nil:
+		out.change = modify(func(p *Packet) bool { return changing[e.name](e, p) })
 	case e.name == "TPROXY":
 		out.change = e.tproxy
 	case e.name == "CT", e.name == "NOTRACK":

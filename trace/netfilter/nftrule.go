@@ -2,6 +2,7 @@ package netfilter
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/binary"
 	"encoding/hex"
 	"fmt"
@@ -198,6 +199,7 @@ const (
 	asDirection
 	asInterface
 	asPacketType
+	asClass // DSCP
 )
 
 func decodeRule(set *ruleset, a attributes) *rule {
@@ -289,18 +291,19 @@ func (d *nftDecoder) decode(name string, a attributes) instruction {
 		if a.has(unix.NFTA_META_SREG) {
 			return d.setMeta(a)
 		}
-		return d.load(dreg, metaFields[a.number(unix.NFTA_META_KEY)], "meta field")
+		key := a.number(unix.NFTA_META_KEY)
+		return d.load(dreg, metaFields[key], metaName(key), "field of meta")
 	case "ct":
 		if a.has(unix.NFTA_CT_SREG) {
 			return d.setConntrack(a)
 		}
-		return d.load(dreg, conntrackField(a, d.set.family), "field of conntrack")
+		return d.load(dreg, conntrackField(a, d.set.family), conntrackName(a.number(unix.NFTA_CT_KEY)), "field of conntrack")
 	case "fib":
 		const result, flags = 2, 3 // enum nft_fib_attributes
-		return d.load(dreg, fibField(a.number(result), a.number(flags)), "field of routing")
+		return d.load(dreg, fibField(a.number(result), a.number(flags)), "", "field of routing")
 	case "socket":
 		const key, dreg = 1, 2 // enum nft_socket_attributes
-		return d.load(offset(a.number(dreg)), socketFields[a.number(key)], "field of sockets")
+		return d.load(offset(a.number(dreg)), socketFields[a.number(key)], "", "field of sockets")
 	case "numgen":
 		return d.numgen(dreg, a)
 	case "hash":
@@ -396,12 +399,10 @@ func (d *nftDecoder) decode(name string, a attributes) instruction {
 			return nil
 		}
 		return func(w *walker, s *nftState, _ position) effect { return unknown(w, s, "the target "+target) }
-	case "exthdr", "rt", "osf", "xfrm", "tunnel":
-		if a.has(unix.NFTA_EXTHDR_SREG) && name == "exthdr" {
-			d.act("set an option of the header")
-			return nil
-		}
-		return d.load(dreg, nil, name)
+	case "exthdr":
+		return d.option(a)
+	case "rt", "osf", "xfrm", "tunnel":
+		return d.load(dreg, nil, map[string]string{"rt": "rt mtu"}[name], name)
 	}
 	d.act("%s", name)
 	return func(w *walker, s *nftState, _ position) effect { return unknown(w, s, "the statement "+name) }
@@ -414,9 +415,10 @@ type loaded struct {
 	value func(w *walker, p *Packet) (value, known []byte, ok bool)
 }
 
-func (d *nftDecoder) load(at int, f *loaded, what string) instruction {
+// load loads a field. One that isn't known is called by its name, or by what it is.
+func (d *nftDecoder) load(at int, f *loaded, name, what string) instruction {
 	if f == nil {
-		d.hold(at, symbol{text: "a " + what, size: 4})
+		d.hold(at, symbol{text: cmp.Or(name, "a "+what), size: 4, kind: asHostNumber})
 		return func(_ *walker, s *nftState, _ position) effect {
 			s.set(at, make([]byte, 16), make([]byte, 16))
 			return goOn
@@ -443,9 +445,9 @@ func inWord(text string) string {
 	return text
 }
 
-func known(v ...byte) (value, mask []byte, ok bool) {
-	return v, bytes.Repeat([]byte{0xff}, len(v)), true
-}
+func known(v ...byte) (value, mask []byte, ok bool) { return v, ones(len(v)), true }
+
+func ones(n int) []byte { return bytes.Repeat([]byte{0xff}, n) }
 
 func notKnown(n int) (value, mask []byte, ok bool) { return make([]byte, n), make([]byte, n), true }
 
@@ -492,6 +494,12 @@ var metaFields = map[uint64]*loaded{
 			return notKnown(1)
 		}
 		return known(unix.PACKET_HOST)
+	}},
+	unix.NFT_META_LEN: {symbol{text: "meta length", kind: asHostNumber, size: 4}, func(w *walker, p *Packet) (v, k []byte, ok bool) {
+		if n := p.length(); n > 0 && w.base.Hook != Egress { // where the link's header is there
+			return known(native(uint32(n))...)
+		}
+		return notKnown(4)
 	}},
 	unix.NFT_META_SKUID: {symbol{text: "meta skuid", kind: asHostNumber, size: 4}, ofSender},
 	unix.NFT_META_SKGID: {symbol{text: "meta skgid", kind: asHostNumber, size: 4}, ofSender},
@@ -730,10 +738,10 @@ func oneOf(at int, n, from uint32, why string) instruction {
 var payloadFields = map[string]map[[2]int]symbol{
 	"ip": {
 		{12, 4}: {text: "ip saddr", kind: asAddress}, {16, 4}: {text: "ip daddr", kind: asAddress}, {9, 1}: {text: "ip protocol", kind: asProtocol},
-		{8, 1}: {text: "ip ttl", kind: asNumber}, {2, 2}: {text: "ip length", kind: asNumber}, {6, 2}: {text: "ip frag-off", kind: asNumber},
+		{1, 1}: {text: "ip tos"}, {8, 1}: {text: "ip ttl", kind: asNumber}, {2, 2}: {text: "ip length", kind: asNumber}, {6, 2}: {text: "ip frag-off", kind: asNumber},
 	},
-	"ip6": {{8, 16}: {text: "ip6 saddr", kind: asAddress}, {24, 16}: {text: "ip6 daddr", kind: asAddress}, {6, 1}: {text: "ip6 nexthdr", kind: asProtocol}, {7, 1}: {text: "ip6 hoplimit", kind: asNumber}},
-	"th":  {{0, 2}: {text: "sport", kind: asNumber}, {2, 2}: {text: "dport", kind: asNumber}, {13, 1}: {text: "flags", kind: asFlags}},
+	"ip6": {{0, 2}: {text: "ip6 tos"}, {4, 2}: {text: "ip6 length", kind: asNumber}, {8, 16}: {text: "ip6 saddr", kind: asAddress}, {24, 16}: {text: "ip6 daddr", kind: asAddress}, {6, 1}: {text: "ip6 nexthdr", kind: asProtocol}, {7, 1}: {text: "ip6 hoplimit", kind: asNumber}},
+	"th":  {{0, 2}: {text: "sport", kind: asNumber}, {2, 2}: {text: "dport", kind: asNumber}, {13, 1}: {text: "flags", kind: asFlags}, {12, 1}: {text: "doff"}},
 }
 
 // payload loads a part of the packet, or overwrites it.
@@ -764,9 +772,9 @@ func (d *nftDecoder) payload(a attributes) instruction {
 	}
 	if a.has(unix.NFTA_PAYLOAD_SREG) {
 		d.act("%s set", f)
-		passes := base == unix.NFT_PAYLOAD_NETWORK_HEADER && from < 2 || f.text == "ip ttl" || f.text == "ip6 hoplimit"
+		sreg := offset(a.number(unix.NFTA_PAYLOAD_SREG))
 		return func(w *walker, s *nftState, _ position) effect {
-			if passes {
+			if v, k := s.get(sreg, n); base == unix.NFT_PAYLOAD_NETWORK_HEADER && s.packet.writeNetwork(from, v, k) {
 				return goOn
 			}
 			return unknown(w, s, "changing "+f.text)
@@ -794,52 +802,16 @@ func (d *nftDecoder) dropWord(at *int) {
 	*at = -1
 }
 
-// headerOf is a packet's header, and which bits of it are known.
-func headerOf(p *Packet, base uint64) (v, k []byte) {
-	put := func(at int, value, sure []byte) { copy(v[at:], value); copy(k[at:], sure) }
-	sure := func(at int, value ...byte) { put(at, value, bytes.Repeat([]byte{0xff}, len(value))) }
-	address := func(at, size int, a netip.Addr) {
-		value, mask, _ := addressBytes(a, size)
-		put(at, value, mask)
-	}
-	switch {
-	case base == unix.NFT_PAYLOAD_NETWORK_HEADER && p.Family() == service.IPv4:
-		v, k = make([]byte, 20), make([]byte, 20)
-		sure(0, 0x45)
-		put(6, []byte{0, 0}, []byte{0xbf, 0xff}) // no fragment
-		sure(9, byte(p.Protocol))
-		address(12, 4, p.Src.Addr())
-		address(16, 4, p.Dst.Addr())
-	case base == unix.NFT_PAYLOAD_NETWORK_HEADER:
-		v, k = make([]byte, 40), make([]byte, 40)
-		put(0, []byte{0x60}, []byte{0xf0})
-		sure(6, byte(p.Protocol))
-		address(8, 16, p.Src.Addr())
-		address(24, 16, p.Dst.Addr())
-	case base == unix.NFT_PAYLOAD_TRANSPORT_HEADER:
-		v, k = make([]byte, 20), make([]byte, 20)
-		value, mask, _ := portBytes(p.Src.Port())
-		put(0, value, mask)
-		sure(2, byte(p.Dst.Port()>>8), byte(p.Dst.Port()))
-		if p.Protocol == service.TCP {
-			switch {
-			case p.Reply:
-				sure(13, 0x12)
-			case p.State == New || p.State == Untracked || p.State == Invalid:
-				sure(13, 2)
-			}
-		}
-	}
-	return v, k
-}
-
 func (d *nftDecoder) bitwise(a attributes) instruction {
-	const bitwiseOp = 6 // NFTA_BITWISE_OP
+	const bitwiseOp, bitwiseData = 6, 7 // NFTA_BITWISE_OP, NFTA_BITWISE_DATA
 	from, to, n := offset(a.number(unix.NFTA_BITWISE_SREG)), offset(a.number(unix.NFTA_BITWISE_DREG)), a.length(unix.NFTA_BITWISE_LEN)
 	mask, xor := bytes.Clone(a.data(unix.NFTA_BITWISE_MASK)), bytes.Clone(a.data(unix.NFTA_BITWISE_XOR))
 	f := d.held(from)
-	if a.number(bitwiseOp) != 0 || len(mask) != n || len(xor) != n { // a shift, or by another register
-		d.hold(to, symbol{text: f.text + ", shifted", size: n})
+	if by := a.data(bitwiseData); (a.number(bitwiseOp) == 1 || a.number(bitwiseOp) == 2) && len(by) == 4 {
+		return d.shift(from, to, n, a.number(bitwiseOp) == 2, uint(hostNumber(by)))
+	}
+	if a.number(bitwiseOp) != 0 || len(mask) != n || len(xor) != n { // by another register
+		d.hold(to, symbol{text: f.text + " by another", size: n})
 		return func(_ *walker, s *nftState, _ position) effect {
 			s.set(to, make([]byte, n), make([]byte, n))
 			return goOn
@@ -862,6 +834,47 @@ func (d *nftDecoder) bitwise(a attributes) instruction {
 		v, k = bytes.Clone(v), bytes.Clone(k)
 		for i := range v {
 			v[i], k[i] = v[i]&mask[i]^xor[i], k[i]|^mask[i]
+		}
+		s.set(to, v, k)
+		return goOn
+	}
+}
+
+// shift shifts words (nft_bitwise_eval_lshift in net/netfilter/nft_bitwise.c).
+func (d *nftDecoder) shift(from, to, n int, right bool, by uint) instruction {
+	f := d.held(from)
+	if class, ok := f.class(); ok {
+		f = symbol{text: class, kind: asClass, size: 1}
+	} else {
+		f.text, f.mask = f.String()+map[bool]string{true: " >> ", false: " << "}[right]+strconv.Itoa(int(by)), nil
+	}
+	d.hold(to, f)
+	words := (n + 3) / 4
+	return func(_ *walker, s *nftState, _ position) effect {
+		v, k := s.get(from, 4*words)
+		v, k = bytes.Clone(v), bytes.Clone(k)
+		if by == 0 || by > 31 || len(v) < 4*words {
+			return goOn
+		}
+		carryV, carryK := uint32(0), uint32(1<<by-1)
+		if right {
+			carryK = ^uint32(0) << (32 - by)
+		}
+		for i := range words {
+			at := 4 * i
+			if !right {
+				at = 4 * (words - 1 - i)
+			}
+			x, y := binary.NativeEndian.Uint32(v[at:]), binary.NativeEndian.Uint32(k[at:])
+			if right {
+				binary.NativeEndian.PutUint32(v[at:], x>>by|carryV)
+				binary.NativeEndian.PutUint32(k[at:], y>>by|carryK)
+				carryV, carryK = x<<(32-by), y<<(32-by)
+			} else {
+				binary.NativeEndian.PutUint32(v[at:], x<<by|carryV)
+				binary.NativeEndian.PutUint32(k[at:], y<<by|carryK)
+				carryV, carryK = x>>(32-by), y>>(32-by)
+			}
 		}
 		s.set(to, v, k)
 		return goOn
@@ -906,6 +919,9 @@ func (d *nftDecoder) compare(at, op int, with []byte) instruction {
 
 // comparison writes a field compared with a constant.
 func (f symbol) comparison(sign, text string) string {
+	if class, ok := f.class(); ok {
+		return class + " " + sign + text
+	}
 	if f.mask != nil && f.kind != asAddress && f.kind != asState && f.kind != asStatus && f.kind != asFlags {
 		if sign == "" {
 			sign = "== "
@@ -923,7 +939,13 @@ func (f symbol) comparison(sign, text string) string {
 
 // constant writes what a field is compared with.
 func (f symbol) constant(v []byte) string {
-	switch {
+	switch _, isClass := f.class(); {
+	case isClass && len(v) == 1:
+		return className(v[0] >> 2)
+	case isClass && len(v) == 2:
+		return className(byte(attributes{0: v}.number(0) >> 6))
+	case f.text == "tcp doff" && len(v) == 1:
+		return strconv.Itoa(int(v[0] >> 4))
 	case f.kind == asAddress && f.mask != nil && len(f.mask) == len(v):
 		bits := 0
 		for _, b := range f.mask {
@@ -1006,6 +1028,8 @@ func (f symbol) print(v []byte) string {
 		return map[uint64]string{0: "original", 1: "reply"}[n]
 	case asPacketType:
 		return map[uint64]string{unix.PACKET_HOST: "host", unix.PACKET_BROADCAST: "broadcast", unix.PACKET_MULTICAST: "multicast"}[n]
+	case asClass:
+		return className(byte(n))
 	case asInterface:
 		if link, err := net.InterfaceByIndex(int(n)); err == nil {
 			return strconv.Quote(link.Name)
@@ -1179,10 +1203,7 @@ func (d *nftDecoder) dynset(a attributes) instruction {
 // setMeta changes what isn't in the packet's headers.
 func (d *nftDecoder) setMeta(a attributes) instruction {
 	key, from := a.number(unix.NFTA_META_KEY), offset(a.number(unix.NFTA_META_SREG))
-	name := "a meta field"
-	if f := metaFields[key]; f != nil {
-		name = f.text
-	}
+	name := cmp.Or(metaName(key), "a field of meta")
 	value := d.held(from)
 	if key == unix.NFT_META_MARK {
 		value.kind = asMark
@@ -1210,7 +1231,7 @@ func (d *nftDecoder) setConntrack(a attributes) instruction {
 	if key == unix.NFT_CT_MARK {
 		value.kind = asMark
 	}
-	d.act("ct %s set %s", map[bool]string{true: "mark", false: "field"}[key == unix.NFT_CT_MARK], value)
+	d.act("%s set %s", conntrackName(key), value)
 	return func(w *walker, s *nftState, _ position) effect {
 		v, k := s.get(from, 4)
 		switch {

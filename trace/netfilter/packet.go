@@ -18,6 +18,12 @@ type Packet struct {
 	// has no In).
 	In, Out string
 
+	// TTL is the hop limit too. 0 says that it isn't known, of MSS as well: a host that is farther away sends what
+	// Linux does, but which of it arrives hangs on what is between.
+	TTL byte
+	TOS byte   // or traffic class; 0 as Linux sends it
+	MSS uint16 // that TCP offers
+
 	Mark     uint32
 	ConnMark uint32 // of its connection
 
@@ -47,6 +53,7 @@ type Packet struct {
 	Priority    uint32
 	PrioritySet bool
 	added       storing
+	stripped    uint32 // bits of options of TCP that rules have made padding
 	// Reversed says whether a packet back to the source would leave by In, for
 	// the match rpfilter.
 	Reversed Answer
@@ -77,7 +84,7 @@ const (
 )
 
 // NewPacket is the first packet of a connection: of TCP, its SYN. It comes in on
-// the interface in; empty for one of this node's own.
+// the interface in; empty for one of this node's own. It is as Linux sends it, but for what [Packet.Near] fills in.
 func NewPacket(proto service.Protocol, src, dst netip.AddrPort, in string) Packet {
 	return Packet{Protocol: proto, Src: src, Dst: dst, OrigSrc: src, OrigDst: dst, In: in, State: New}
 }

@@ -145,9 +145,11 @@ func (s *scene) predict(tables *netfilter.Tables, proto service.Protocol, from i
 			p = netfilter.NewPacket(proto, netip.AddrPortFrom(to.Addr(), 40000), to, "")
 		}
 		p.Out = s.link(to.Addr())
+		p.Near(1500)
 		j.hook(p, 1, netfilter.Output, j.route)
 	} else {
 		p := netfilter.NewPacket(proto, netip.AddrPortFrom(s.Address(s.family, from), 40000), to, fmt.Sprintf("host%d", from))
+		p.Near(1500)
 		j.hook(p, 1, netfilter.Prerouting, j.route)
 	}
 	return j.out, j.sum
@@ -202,6 +204,10 @@ func (j *journey) route(p netfilter.Packet, share float64) {
 	p.Out = j.link(p.Dst.Addr())
 	if p.In == "" {
 		j.hook(p, share, netfilter.Postrouting, j.arrive)
+		return
+	}
+	if !p.Hop() {
+		j.end("dropped", share) // the cases let no ICMP tell: when a client of TCP gives up by it depends on its retransmissions
 		return
 	}
 	j.hook(p, share, netfilter.Forward, func(p netfilter.Packet, share float64) { j.hook(p, share, netfilter.Postrouting, j.arrive) })
