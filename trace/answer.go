@@ -138,6 +138,7 @@ func (t *tracer) wayBack(q query, what, remedy string) (route, *Finding) {
 // as it goes on, and what is stopped.
 func (t *tracer) answerPasses(w way, p netfilter.Packet, h netfilter.Hook) (way, netfilter.Packet, []end) {
 	walk := t.host.walk(p, h, netfilter.Whole)
+	t.noteAssumed(walk)
 	t.metBack = append(t.metBack, walk.Steps...)
 	left, on := w, 0
 	var out []end

@@ -324,10 +324,20 @@ func (t *tracer) usedUp(what string) *Finding {
 
 // note remembers the rules that the packet met.
 func (t *tracer) note(w *netfilter.Walk) {
+	t.noteAssumed(w)
 	for _, s := range w.Steps {
 		c := chain{s.Table, s.Chain}
 		if !slices.ContainsFunc(t.met[c], func(o netfilter.Step) bool { return o.Index == s.Index }) {
 			t.met[c] = append(t.met[c], s)
+		}
+	}
+}
+
+// noteAssumed says what was taken for so of rules that the packet met.
+func (t *tracer) noteAssumed(w *netfilter.Walk) {
+	for i := range w.Steps {
+		if s := &w.Steps[i]; s.Assumes != "" && s.Matched != netfilter.Maybe && !isOwn(s) {
+			t.warn(SeverityNote, s.Assumes+": "+s.Text, place(s), "")
 		}
 	}
 }

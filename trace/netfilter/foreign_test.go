@@ -132,9 +132,19 @@ var foreign = []struct {
 	{name: "TOS set", rules: `-t mangle -A PREROUTING -j TOS --set-tos 0x10/0xff; -A FORWARD -m tos ! --tos 0x10/0x10 -j DROP; -A FORWARD -m dscp --dscp 4 -j R`},
 
 	{name: "rate", rules: `-A FORWARD -m limit --limit 1/s -j R`, maybe: true},
-	{name: "recent", rules: `-A FORWARD -m recent --name x --rcheck -j R`, maybe: true},
+	{name: "accepted within the rate", rules: `-A FORWARD -p tcp --syn -m limit --limit 10/s --limit-burst 3 -j ACCEPT; -A FORWARD -p tcp --syn -j R`},
+	{name: "a flood", rules: `-N FLOOD; -A FORWARD -p tcp --syn -j FLOOD; -A FLOOD -m limit --limit 50/s -j RETURN; -A FLOOD -j DROP`},
+	{name: "rate of each client", rules: `-A FORWARD -p tcp --syn -m hashlimit --hashlimit-name h --hashlimit-mode srcip --hashlimit-above 100/s --hashlimit-burst 20 -j R`},
+	{name: "rate of each client, accepted", rules: `-A FORWARD -p tcp --syn -m hashlimit --hashlimit-name h2 --hashlimit-mode srcip --hashlimit-upto 100/s -j ACCEPT; -A FORWARD -p tcp --syn -j DROP`},
+
+	{name: "connections of each client", rules: `-A FORWARD -p tcp --syn -m connlimit --connlimit-above 20 -j R`},
+	{name: "connections up to a number", rules: `-A FORWARD -p tcp --syn -m connlimit --connlimit-upto 20 -j ACCEPT; -A FORWARD -p tcp --syn -j DROP`},
+	{name: "no connections", rules: `-A FORWARD -p tcp --syn -m connlimit --connlimit-above 0 -j R`},
+	{name: "much carried", rules: `-A FORWARD -p tcp -m connbytes --connbytes 1000000: --connbytes-dir both --connbytes-mode bytes -j R`},
+	{name: "never seen", rules: `-A FORWARD -m recent --name seen --rcheck --seconds 60 -j R`},
+	{name: "seldom seen", rules: `-A FORWARD -p tcp --syn -m recent --name seldom --set; -A FORWARD -p tcp --syn -m recent --name seldom --update --seconds 30 --hitcount 6 -j R`},
+	{name: "seen", rules: `-A FORWARD -p tcp --syn -m recent --name met --set; -A FORWARD -p tcp --syn -m recent --name met --rcheck --seconds 60 -j R`, maybe: true},
 	{name: "limit, after what doesn't match", rules: `-A FORWARD -p udp -m limit --limit 1/s -j R`},
-	{name: "many connections", rules: `-A FORWARD -p tcp -m connlimit --connlimit-above 10 -j R`, maybe: true},
 }
 
 // TestPredictsForeignRules compares with the kernel what every kind of rule does.
@@ -149,6 +159,29 @@ func TestPredictsForeignRules(t *testing.T) {
 			} else if !c.maybe {
 				if diff := s.differs(predicted, to); diff != "" {
 					s.t.Errorf("%s (-predicted +real):\n%s", c.name, diff)
+				}
+			}
+			run(s.t, s.script("flush"))
+		}
+	})
+}
+
+// TestPredictsUsedUp: limits of each client, and lists of clients, tell what they have seen.
+func TestPredictsUsedUp(t *testing.T) {
+	onEachKernel(t, func(s *scene) {
+		to := netip.AddrPortFrom(s.Address(s.family, 2), 8080)
+		for _, rules := range []string{
+			`-A FORWARD -p tcp --syn -m hashlimit --hashlimit-name used --hashlimit-mode srcip --hashlimit-upto 1/hour --hashlimit-burst 1 -j ACCEPT; -A FORWARD -p tcp --syn -j R`,
+			`-A FORWARD -p tcp --syn -m recent --name often --set; -A FORWARD -p tcp --syn -m recent --name often --update --seconds 600 --hitcount 2 -j R`,
+		} {
+			run(s.t, s.script(rules))
+			for _, want := range []string{"answered", "maybe"} {
+				if predicted, _ := s.predict(s.read(), service.TCP, 1, to); predicted.Verdict != want {
+					s.t.Errorf("%s: predicted %v, want %s", rules, predicted, want)
+				}
+				real := map[string]string{"maybe": "refused"}[want]
+				if got := s.measure(1, service.TCP, 1, to).Verdict; got != real && got != want {
+					s.t.Errorf("%s: real packets: %s", rules, got)
 				}
 			}
 			run(s.t, s.script("flush"))

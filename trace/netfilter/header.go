@@ -41,10 +41,10 @@ func (p *Packet) shakes() bool {
 	return p.Protocol == service.TCP && (p.Reply || p.State == New || p.State == Untracked || p.State == Invalid)
 }
 
-// option is one of TCP, as Linux writes it.
+// tcpOption is one as Linux writes it.
 type tcpOption struct{ kind, size byte }
 
-// options are TCP's options in the order in which Linux writes them: of a SYN and of its answer, and of what comes after
+// options lists TCP's options in the order in which Linux writes them: of a SYN and of its answer, and of what comes after
 // them (tcp_options_write in net/ipv4/tcp_output.c, with sysctl's defaults). Those that rules have stripped are padding.
 func (p *Packet) options() []tcpOption {
 	const padding = 1
@@ -66,7 +66,7 @@ func (p *Packet) options() []tcpOption {
 // has reports whether a packet has an option of TCP.
 func (p *Packet) has(kind byte) bool { return p.optionAt(kind) >= 0 }
 
-// optionAt is where in TCP's header an option is; -1 if it isn't there.
+// optionAt finds an option in TCP's header; -1 if it isn't there.
 func (p *Packet) optionAt(kind byte) int {
 	at := 20
 	for _, o := range p.options() {
@@ -85,7 +85,7 @@ func (p *Packet) strip(kind byte) {
 	}
 }
 
-// clampMSS is what lowers the MSS that a packet offers, and never raises it (tcpmss_mangle_packet in
+// clampMSS lowers the MSS that a packet offers, and never raises it (tcpmss_mangle_packet in
 // net/netfilter/xt_TCPMSS.c, nft_exthdr_tcp_set_eval in nft_exthdr.c). 0 is one that isn't known.
 func (p *Packet) clampMSS(to uint16) {
 	if p.MSS == 0 || to == 0 || to < p.MSS {

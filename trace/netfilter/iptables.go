@@ -201,9 +201,8 @@ var compared = map[string]struct {
 
 // depends says what matches look at that a walk doesn't know.
 var depends = map[string]string{
-	"limit": "the rate of packets", "hashlimit": "the rate of packets", "connlimit": "how many connections there are",
 	"time": "the time of day", "quota": "how much has passed",
-	"mac": "the hardware address", "connbytes": "how much the connection has carried",
+	"mac":    "the hardware address",
 	"string": "the packet's content", "u32": "the packet's content",
 	"bpf": "a program", "policy": "IPsec",
 }
@@ -216,7 +215,11 @@ var matches = map[string]func(w *walker, p *Packet, e *extension) matched{
 // conditions returns what a match asks.
 func (e *extension) conditions() []condition {
 	all := func(m matched) []condition { return []condition{func(*walker, *Packet) matched { return m }} }
-	switch holds := matches[e.name]; {
+	holds := matches[e.name]
+	if holds == nil {
+		holds = limits[e.name]
+	}
+	switch {
 	case e.name == "comment":
 		return nil
 	case otherHeaders[e.name] || e.name == "rt" || e.name == "dst":
@@ -354,15 +357,6 @@ func (e *extension) nothing(why string) matched {
 		}
 	}
 	return matched{answer: Yes}
-}
-
-// recent remembers clients. Remembering always matches (recent_mt in
-// net/netfilter/xt_recent.c).
-func recent(_ *walker, _ *Packet, e *extension) matched {
-	if o, ok := e.find("--set"); ok {
-		return is(true, o.not, "it is remembered")
-	}
-	return maybe("it depends on who came lately (-m recent)")
 }
 
 // passive are the targets that change nothing a walk looks at; the packet goes on

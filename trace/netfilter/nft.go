@@ -90,7 +90,7 @@ func (t *Tables) readNFT(printed map[string]bool) error {
 	return nil
 }
 
-// dormantTables are those whose chains the kernel doesn't call, as "family table".
+// dormantTables lists those whose chains the kernel doesn't call, as "family table".
 func dormantTables() (map[string]bool, error) {
 	out := map[string]bool{}
 	err := nlmsg.DumpNFTables(unix.NFT_MSG_GETTABLE, unix.NFPROTO_UNSPEC, nil, func(family uint8, b []byte) {

@@ -6,7 +6,10 @@ import (
 	"strings"
 	"testing"
 
+	"kproxy.dev/kproxy/kernel"
+	"kproxy.dev/kproxy/kernel/kerneltest"
 	"kproxy.dev/kproxy/service"
+	"kproxy.dev/kproxy/trace/netfilter"
 )
 
 // native are rules of nftables, as foreign are of iptables: of a chain f at the
@@ -130,6 +133,17 @@ var native = []struct {
 	{name: "policy", rules: `add chain inet x g [ type filter hook forward priority 5; policy drop; ]; add rule inet x g ct state established accept`},
 
 	{name: "rate", rules: `add rule inet x f limit rate 1/second R`, maybe: true},
+	{name: "above the rate", rules: `add rule inet x f tcp flags syn limit rate over 400/second burst 20 packets R`},
+	{name: "within the rate", rules: `add rule inet x f tcp flags syn limit rate 400/second accept; add rule inet x f tcp flags syn R`},
+	{name: "rate by a name", rules: `add limit inet x l [ rate over 100/second ]; add rule inet x f tcp flags syn limit name "l" R`},
+	{name: "above a number of connections", rules: `add rule inet x f tcp flags syn ct state new ct count over 20 R`},
+	{name: "above no connections", rules: `add rule inet x f tcp flags syn ct state new ct count over 0 R`},
+	{name: "of each client", rules: `add set inet x s [ type TYPE; flags dynamic; ]; add rule inet x f tcp flags syn add @s [  IP saddr limit rate over 10/second burst 5 packets ] R`},
+	{name: "of each client, accepted", rules: `add set inet x s [ type TYPE; flags dynamic; ]; add rule inet x f tcp flags syn update @s [  IP saddr limit rate 10/second burst 5 packets ] accept; add rule inet x f tcp flags syn R`},
+	{name: "connections of each client", rules: `add set inet x s [ type TYPE; flags dynamic; ]; add rule inet x f tcp flags syn ct state new add @s [  IP saddr ct count over 20 ] R`},
+	{name: "a quota that is used up", rules: `add rule inet x f quota over 10 bytes R`},
+	{name: "a quota", rules: `add rule inet x f quota over 10 mbytes R`},
+	{name: "a quota by a name", rules: `add quota inet x q [ over 10 mbytes ]; add rule inet x f quota name "q" R`},
 	{name: "rate of others", rules: `add rule inet x f udp dport 1 limit rate 1/second R`},
 }
 
@@ -172,5 +186,46 @@ func (s *scene) nft(commands string) {
 	cmd.Stdin = strings.NewReader(strings.ReplaceAll(text, "; add", "\nadd"))
 	if out, err := cmd.CombinedOutput(); err != nil {
 		s.t.Fatalf("%s: %v\n%s", text, err, out)
+	}
+}
+
+// TestWritesRulesAsNFT: the text of a rule is nft's own.
+func TestWritesRulesAsNFT(t *testing.T) {
+	kerneltest.Namespace(t)
+	rules := []string{
+		"limit rate 10/second accept", "limit rate over 400/minute burst 20 packets drop", "limit rate over 10 mbytes/second drop", "limit rate 1 kbytes/hour burst 3 kbytes accept",
+		"tcp dport 22 ct state new ct count over 20 drop", "quota over 25 mbytes drop", "limit name \"l\" accept", "quota name \"q\" drop", "ct helper set \"h\"",
+		"tcp dport 22 add @s { ip saddr limit rate over 3/minute burst 5 packets } drop", "update @s { ip saddr ct count over 20 } drop", "update @s { ip saddr timeout 1m limit rate 5/second burst 5 packets } accept",
+		"meta length > 1400 drop", "meta length 40-60 drop", "meta cpu 1 drop", "meta cgroup 5 drop", "meta rtclassid 7 drop", "iifgroup 4 drop", "meta random 5 drop",
+		"ip ttl < 5 drop", "ip ttl set 64", "ip dscp af11 drop", "ip dscp != ef drop", "ip dscp set cs1", "ip length > 1000 drop",
+		"tcp option maxseg size 1-536 drop", "tcp option maxseg size set 1200", "tcp option maxseg size set rt mtu", "tcp option sack-perm missing drop", "tcp option timestamp exists drop",
+		"tcp flags syn tcp option maxseg size < 500 drop", "ct zone set 5", "ct original packets > 4 drop", "meta priority set 0x10001",
+		"log prefix \"x \" level debug flags all", "log group 3", "reject with icmp port-unreachable", "reject with icmp admin-prohibited", "queue to 3", "ct bytes > 100000 drop",
+		"ct expiration < 30s drop", "tcp doff 5 drop", "masquerade random", "meta hour \"08:00\"-\"17:00\" drop",
+	}
+	run(t, `nft 'add table ip x; add set ip x s { type ipv4_addr; flags dynamic, timeout; size 65535; }; add limit ip x l { rate 5/second; }; add quota ip x q { over 5 mbytes; }
+add ct helper ip x h { type "ftp" protocol tcp; }; add chain ip x c { type filter hook prerouting priority 0; }; add chain ip x n { type nat hook postrouting priority 0; }'`)
+	for _, r := range rules {
+		chain := "c"
+		if strings.HasPrefix(r, "masq") {
+			chain = "n"
+		}
+		if out, err := exec.Command("nft", "add", "rule", "ip", "x", chain, r).CombinedOutput(); err != nil {
+			t.Logf("this nft or kernel can't do %q: %s", r, out)
+			continue
+		}
+		out, err := exec.Command("nft", "-s", "list", "chain", "ip", "x", chain).Output()
+		if err != nil {
+			t.Fatal(err)
+		}
+		lines := strings.Split(strings.TrimSpace(string(out)), "\n")
+		want := strings.TrimSpace(lines[len(lines)-3])
+		tables := read(t, service.IPv4, kernel.VariantNFT(), nil)
+		hook := map[string]netfilter.Hook{"c": netfilter.Prerouting, "n": netfilter.Postrouting}[chain]
+		w := tables.Walk(netfilter.NewPacket(service.TCP, ap("10.1.0.2:40000"), ap("10.2.0.2:22"), "eth0"), hook, netfilter.Whole)
+		if got := w.Steps[0].Text; got != want {
+			t.Errorf("the text is\n\t%s\nnft's is\n\t%s", got, want)
+		}
+		run(t, "nft flush chain ip x "+chain)
 	}
 }

@@ -79,6 +79,10 @@ func (v nftVerdict) String() string {
 	return strings.TrimSpace(map[int32]string{0: "drop", 1: "accept", unix.NFT_JUMP: "jump", unix.NFT_GOTO: "goto", unix.NFT_RETURN: "return", unix.NFT_CONTINUE: "continue"}[v.code] + " " + v.chain)
 }
 
+func (v nftVerdict) stops() bool {
+	return v.code != 1 && v.code != unix.NFT_RETURN && v.code != unix.NFT_CONTINUE
+}
+
 func (v nftVerdict) apply(w *walker, s *nftState, at position) effect {
 	a := action{}
 	switch v.code {
@@ -112,6 +116,9 @@ func (w *walker) runNFT(r *rule, at position, ways []way, out *result) (next []w
 				if m.why == "" || e.answer == Maybe && !unsure || e.answer == No && len(live) == 1 && !unsure {
 					m.why = e.why
 				}
+				if e.assumes != "" {
+					m.assumes = e.assumes
+				}
 				if e.answer == Maybe {
 					unsure = true
 					s.doubt(at.step)
@@ -138,6 +145,9 @@ func (w *walker) runNFT(r *rule, at position, ways []way, out *result) (next []w
 			res.stay = append(res.stay, s.way)
 		}
 		res.stay = append(res.stay, missed...)
+		if !r.ends {
+			m.assumes = ""
+		}
 		switch {
 		case unsure:
 			m.answer = Maybe
@@ -163,6 +173,8 @@ type nftDecoder struct {
 	holds [16]symbol // what registers hold
 	words []string
 	does  []string
+	ends  bool // it has a verdict
+	stops bool // it has a verdict that stops packets, or leads to a chain that may
 	// The protocol that the rule is limited to, and which word says so: nft writes a field of
 	// its header without it.
 	protocol, family     string
@@ -215,7 +227,7 @@ func decodeRule(set *ruleset, a attributes) *rule {
 			r.program = append(r.program, in)
 		}
 	}
-	r.isNFT = true
+	r.isNFT, r.ends = true, d.ends
 	r.text = strings.Join(strings.Fields(strings.Join(slices.DeleteFunc(d.words, func(s string) bool { return s == "" }), " ")), " ")
 	if about := a[unix.NFTA_RULE_USERDATA]; len(about) > 2 && about[0] == 0 {
 		r.text += fmt.Sprintf(" comment %q", nlmsg.Text(about[2:]))
@@ -311,6 +323,7 @@ func (d *nftDecoder) decode(name string, a attributes) instruction {
 	case "immediate":
 		if a.number(unix.NFTA_IMMEDIATE_DREG) == unix.NFT_REG_VERDICT {
 			v := a.verdict(unix.NFTA_IMMEDIATE_DATA)
+			d.ends, d.stops = true, d.stops || v.stops()
 			d.act("%s", v)
 			return v.apply
 		}
@@ -361,6 +374,7 @@ func (d *nftDecoder) decode(name string, a attributes) instruction {
 			return goOn
 		}
 	case "reject":
+		d.ends, d.stops = true, true
 		d.act("reject%s", map[uint64]string{unix.NFT_REJECT_TCP_RST: " with tcp reset"}[a.number(unix.NFTA_REJECT_TYPE)])
 		return func(w *walker, s *nftState, at position) effect {
 			r := (&action{verdict: Reject}).apply(w, at, []way{s.way})
@@ -370,19 +384,14 @@ func (d *nftDecoder) decode(name string, a attributes) instruction {
 		d.act("%s", strings.TrimSuffix(fmt.Sprintf("log prefix %q", nlmsg.Text(a[unix.NFTA_LOG_PREFIX])), ` prefix ""`))
 		return nil
 	case "objref":
-		d.say("%s", map[uint64]string{unix.NFT_OBJECT_COUNTER: fmt.Sprintf("counter name %q", nlmsg.Text(a[unix.NFTA_OBJREF_IMM_NAME]))}[a.number(unix.NFTA_OBJREF_IMM_TYPE)])
-		switch a.number(unix.NFTA_OBJREF_IMM_TYPE) {
-		case unix.NFT_OBJECT_QUOTA, unix.NFT_OBJECT_LIMIT, unix.NFT_OBJECT_CONNLIMIT, 0:
-			return func(*walker, *nftState, position) effect { return may("it depends on a limit that has a name") }
-		}
-		return nil
+		return d.object(a)
 	case "dup", "flow_offload", "last":
 		d.act("%s", name)
 		return nil
 	case "limit", "quota", "connlimit":
-		what := map[string]string{"limit": "the rate of packets (limit)", "quota": "how much has passed (quota)", "connlimit": "how many connections there are (ct count)"}[name]
-		d.say("%s", name)
-		return func(*walker, *nftState, position) effect { return may("it depends on %s", what) }
+		text, holds := limited(name, a)
+		d.say("%s", text)
+		return d.counts(holds)
 	case "match":
 		m := nlmsg.Text(a[unix.NFTA_MATCH_NAME])
 		if m == "comment" {
@@ -1072,6 +1081,7 @@ func (d *nftDecoder) lookup(a attributes) instruction {
 	}
 	switch {
 	case set.verdicts && maps:
+		d.ends, d.stops = true, true
 		d.act("%s vmap %s", key, shown)
 	case maps:
 		d.hold(data, symbol{text: key + " map " + shown, size: 4, kind: map[uint32]kindOfField{typeMark: asMark}[set.dataType]})
@@ -1177,13 +1187,29 @@ func (d *nftDecoder) dynset(a attributes) instruction {
 	if a.has(unix.NFTA_DYNSET_SREG_DATA) {
 		value = " : " + d.held(offset(a.number(unix.NFTA_DYNSET_SREG_DATA))).String()
 	}
+	var nested [][]byte
+	if a.has(unix.NFTA_DYNSET_EXPR) {
+		nested = append(nested, a[unix.NFTA_DYNSET_EXPR])
+	}
+	for _, e := range nlmsg.Attributes(a[expressions]) {
+		nested = append(nested, e)
+	}
+	var counts []func(*Packet) matched // of the element
+	for _, e := range nested {
+		x := attributesOf(e)
+		text, holds := limited(nlmsg.Text(x[unix.NFTA_EXPR_NAME]), attributesOf(x[unix.NFTA_EXPR_DATA]))
+		if holds != nil {
+			key, counts = key+" "+text, append(counts, holds)
+		}
+	}
 	d.act("%s @%s { %s%s }", word, name, key, value)
-	limited := a.has(unix.NFTA_DYNSET_EXPR) || a.has(expressions)
 	return func(_ *walker, s *nftState, _ position) effect {
 		v, k := s.get(at, set.keyLen)
 		_, found, err := s.packet.stored(d.set.nft, set, v, k)
-		if limited {
-			return may("it depends on the rate of packets (meter)")
+		for _, holds := range counts {
+			if m := assumed(holds(&s.packet), !d.stops); m.answer != Yes || m.assumes != "" {
+				return effect{matched: m}
+			}
 		}
 		if err != nil || found == Maybe {
 			return goOn
@@ -1198,6 +1224,42 @@ func (d *nftDecoder) dynset(a attributes) instruction {
 		}
 		return goOn
 	}
+}
+
+// counts is an expression about numbers of packets or connections.
+func (d *nftDecoder) counts(holds func(*Packet) matched) instruction {
+	return func(_ *walker, s *nftState, _ position) effect {
+		return effect{matched: assumed(holds(&s.packet), !d.stops)}
+	}
+}
+
+// object is about an object that has a name.
+func (d *nftDecoder) object(a attributes) instruction {
+	kind, name := a.number(unix.NFTA_OBJREF_IMM_TYPE), nlmsg.Text(a[unix.NFTA_OBJREF_IMM_NAME])
+	expression := map[uint64]string{unix.NFT_OBJECT_QUOTA: "quota", unix.NFT_OBJECT_LIMIT: "limit", unix.NFT_OBJECT_CONNLIMIT: "connlimit"}[kind]
+	words := map[uint64]string{
+		unix.NFT_OBJECT_COUNTER: "counter name", unix.NFT_OBJECT_QUOTA: "quota name", unix.NFT_OBJECT_LIMIT: "limit name", unix.NFT_OBJECT_CT_HELPER: "ct helper set",
+		unix.NFT_OBJECT_CT_TIMEOUT: "ct timeout set", unix.NFT_OBJECT_CT_EXPECT: "ct expectation set", unix.NFT_OBJECT_SYNPROXY: "synproxy name", unix.NFT_OBJECT_CONNLIMIT: "ct count name",
+	}[kind]
+	d.say("%s", strings.TrimSpace(words+fmt.Sprintf(" %q", name)))
+	switch {
+	case expression != "":
+		var holds func(*Packet) matched
+		err := d.set.nft.dump(unix.NFT_MSG_GETOBJ, unix.NFTA_OBJ_TABLE, func(o attributes) {
+			if nlmsg.Text(o[unix.NFTA_OBJ_NAME]) == name && o.number(unix.NFTA_OBJ_TYPE) == kind {
+				_, holds = limited(expression, attributesOf(o[unix.NFTA_OBJ_DATA]))
+			}
+		})
+		if err == nil && holds != nil {
+			return d.counts(holds)
+		}
+		return func(*walker, *nftState, position) effect { return may("%s %q can't be read", words, name) }
+	case kind == unix.NFT_OBJECT_SYNPROXY:
+		return func(w *walker, s *nftState, _ position) effect { return unknown(w, s, "the statement synproxy") }
+	case kind == 0: // by a map
+		return func(*walker, *nftState, position) effect { return may("it depends on an object that a map leads to") }
+	}
+	return nil
 }
 
 // setMeta changes what isn't in the packet's headers.

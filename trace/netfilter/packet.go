@@ -53,6 +53,7 @@ type Packet struct {
 	Priority    uint32
 	PrioritySet bool
 	added       storing
+	remembered  string // names of lists of iptables' match recent
 	stripped    uint32 // bits of options of TCP that rules have made padding
 	// Reversed says whether a packet back to the source would leave by In, for
 	// the match rpfilter.

@@ -2,6 +2,7 @@ package netfilter
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 
 	"kproxy.dev/kproxy/service"
@@ -39,6 +40,7 @@ type rule struct {
 	// for people then.
 	program []instruction
 	isNFT   bool
+	ends    bool // program has a verdict
 }
 
 // condition is one thing that a rule asks about a packet.
@@ -49,6 +51,8 @@ type matched struct {
 	answer Answer
 	chance float64 // of Chance
 	why    string
+	// assumes says what isn't known, and was taken for so, which only lets packets pass.
+	assumes string
 }
 
 func maybe(format string, args ...any) matched {
@@ -83,6 +87,9 @@ func (r *rule) match(w *walker, p *Packet) matched {
 	out := matched{answer: Yes, chance: 1}
 	for _, holds := range r.conditions {
 		m := holds(w, p)
+		if m.assumes != "" {
+			out.assumes = m.assumes
+		}
 		switch {
 		case m.answer == No:
 			return m
@@ -99,7 +106,10 @@ func (r *rule) match(w *walker, p *Packet) matched {
 			out.answer, out.why = Maybe, m.why
 		}
 	}
-	return out
+	if !slices.ContainsFunc(r.actions, func(a action) bool { return !a.quiet }) {
+		out.assumes = ""
+	}
+	return assumed(out, !slices.ContainsFunc(r.actions, func(a action) bool { return a.chain != "" || a.verdict == Drop || a.verdict == Reject }))
 }
 
 // action describes what a rule does with packets that match: one of quiet, verdict, chain and change.

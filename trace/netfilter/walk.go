@@ -35,6 +35,9 @@ type Step struct {
 	Policy      bool    // the base chain's policy, at its end
 	// Outcome is what it does where it matches: "jump to KPROXY-PORTAL", "drop".
 	Outcome string
+	// Assumes is what isn't known and was taken for so, without which the packet may fare worse: that others haven't used
+	// up a limit.
+	Assumes string
 	// Why is what decided: the first part that doesn't match, the entry of a set
 	// that does, what can't be known.
 	Why string
@@ -119,7 +122,7 @@ func (t *Tables) Walk(p Packet, h Hook, span Span) *Walk {
 	return out
 }
 
-// tied is how many of the first base chains come in an order that nothing tells: those of nftables and that of a legacy
+// tied counts how many of the first base chains come in an order that nothing tells: those of nftables and that of a legacy
 // table, of one priority. It is 1 if the first comes first.
 func tied(at []*Base) int {
 	n := 1
@@ -450,7 +453,7 @@ func sameWays(a, b []way) bool {
 // summarise says what a rule was for all the ways that came to it.
 func (s *Step) summarise(seen []matched) {
 	first := seen[0]
-	s.Matched, s.Probability, s.Why = first.answer, first.chance, first.why
+	s.Matched, s.Probability, s.Why, s.Assumes = first.answer, first.chance, first.why, first.assumes
 	for _, h := range seen[1:] {
 		if h.answer != first.answer || math.Abs(h.chance-first.chance) > 1e-12 {
 			s.Matched, s.Probability = Maybe, 0
