@@ -27,13 +27,13 @@ func within(over bool, limit string) matched {
 	return m
 }
 
-// assumed is what may be said of a rule by an assumption: that it lets a packet pass, or doesn't match. That one stops
-// a packet, or leads to what may, is undecided.
+// assumed allows an assumption to say that a rule lets a packet pass, or doesn't match. That one stops a packet, or leads to
+// what may, is undecided.
 func assumed(m matched, passes bool) matched {
 	if m.assumes == "" || m.answer == No || m.answer == Maybe || passes {
 		return m
 	}
-	return matched{answer: Maybe, why: "it depends on whether others have used the limit up: " + m.assumes}
+	return matched{answer: Maybe, why: m.assumes}
 }
 
 // limits has the matches of iptables that count packets or connections.
@@ -177,7 +177,11 @@ func limitText(a attributes) string {
 		}
 		return text
 	}
-	return fmt.Sprintf("limit rate %s%d/%s burst %d packets", over, rate, units[a.number(unix.NFTA_LIMIT_UNIT)], burst)
+	text := fmt.Sprintf("limit rate %s%d/%s", over, rate, units[a.number(unix.NFTA_LIMIT_UNIT)])
+	if burst != 5 { // nft's default
+		text += fmt.Sprintf(" burst %d packets", burst)
+	}
+	return text
 }
 
 // size writes a number of bytes as nft does.

@@ -196,12 +196,12 @@ func TestWritesRulesAsNFT(t *testing.T) {
 		"limit rate 10/second accept", "limit rate over 400/minute burst 20 packets drop", "limit rate over 10 mbytes/second drop", "limit rate 1 kbytes/hour burst 3 kbytes accept",
 		"tcp dport 22 ct state new ct count over 20 drop", "quota over 25 mbytes drop", "limit name \"l\" accept", "quota name \"q\" drop", "ct helper set \"h\"",
 		"tcp dport 22 add @s { ip saddr limit rate over 3/minute burst 5 packets } drop", "update @s { ip saddr ct count over 20 } drop", "update @s { ip saddr timeout 1m limit rate 5/second burst 5 packets } accept",
-		"meta length > 1400 drop", "meta length 40-60 drop", "meta cpu 1 drop", "meta cgroup 5 drop", "meta rtclassid 7 drop", "iifgroup 4 drop", "meta random 5 drop",
+		"meta length > 1400 drop", "meta length 40-60 drop", "meta cpu 1 drop", "meta cgroup 5 drop", "meta rtclassid 7 drop", "iifgroup 4 drop",
 		"ip ttl < 5 drop", "ip ttl set 64", "ip dscp af11 drop", "ip dscp != ef drop", "ip dscp set cs1", "ip length > 1000 drop",
 		"tcp option maxseg size 1-536 drop", "tcp option maxseg size set 1200", "tcp option maxseg size set rt mtu", "tcp option sack-perm missing drop", "tcp option timestamp exists drop",
 		"tcp flags syn tcp option maxseg size < 500 drop", "ct zone set 5", "ct original packets > 4 drop", "meta priority set 0x10001",
 		"log prefix \"x \" level debug flags all", "log group 3", "reject with icmp port-unreachable", "reject with icmp admin-prohibited", "queue to 3", "ct bytes > 100000 drop",
-		"ct expiration < 30s drop", "tcp doff 5 drop", "masquerade random", "meta hour \"08:00\"-\"17:00\" drop",
+		"tcp doff 5 drop", "masquerade random",
 	}
 	run(t, `nft 'add table ip x; add set ip x s { type ipv4_addr; flags dynamic, timeout; size 65535; }; add limit ip x l { rate 5/second; }; add quota ip x q { over 5 mbytes; }
 add ct helper ip x h { type "ftp" protocol tcp; }; add chain ip x c { type filter hook prerouting priority 0; }; add chain ip x n { type nat hook postrouting priority 0; }'`)
@@ -220,7 +220,7 @@ add ct helper ip x h { type "ftp" protocol tcp; }; add chain ip x c { type filte
 		}
 		lines := strings.Split(strings.TrimSpace(string(out)), "\n")
 		want := strings.TrimSpace(lines[len(lines)-3])
-		tables := read(t, service.IPv4, kernel.VariantNFT(), nil)
+		tables := read(t, service.IPv4, kernel.VariantNFT(), knownHost{})
 		hook := map[string]netfilter.Hook{"c": netfilter.Prerouting, "n": netfilter.Postrouting}[chain]
 		w := tables.Walk(netfilter.NewPacket(service.TCP, ap("10.1.0.2:40000"), ap("10.2.0.2:22"), "eth0"), hook, netfilter.Whole)
 		if got := w.Steps[0].Text; got != want {

@@ -7,6 +7,9 @@ import (
 	"strconv"
 
 	"golang.org/x/sys/unix"
+
+	"kproxy.dev/kproxy/kernel/nlmsg"
+	"kproxy.dev/kproxy/service"
 )
 
 // className is nft's name of a DSCP (RFC 2474 and its successors).
@@ -25,13 +28,15 @@ var classes = map[string]byte{
 	"af41": 0x22, "af42": 0x24, "af43": 0x26, "va": 0x2c, "ef": 0x2e,
 }
 
-// class reports whether a field is the DSCP, by its bits of the header.
+// class reports whether a field is the DSCP, by its bits of the header, or another whose bits are a part of a byte.
 func (f symbol) class() (name string, is bool) {
 	switch {
 	case f.text == "ip tos" && slices.Equal(f.mask, []byte{0xfc}):
 		return "ip dscp", true
 	case f.text == "ip6 tos" && slices.Equal(f.mask, []byte{0x0f, 0xc0}):
 		return "ip6 dscp", true
+	case f.text == "tcp doff" && slices.Equal(f.mask, []byte{0xf0}):
+		return "tcp doff", true
 	}
 	return "", false
 }
@@ -150,4 +155,110 @@ func conntrackName(key uint64) string {
 		return "ct field " + strconv.FormatUint(key, 10)
 	}
 	return "ct " + names[key]
+}
+
+// setText writes a change of a header as nft does: what nft reads, keeps part of, and writes back.
+func (d *nftDecoder) setText(header string, from int, f, value symbol) string {
+	if len(value.kept) == 2 && len(value.xor) == 2 {
+		switch x, m := value.xor, value.kept; {
+		case header == "ip" && from == 8 && m[0] == 0:
+			return fmt.Sprintf("ip ttl set %d", x[0])
+		case header == "ip6" && from == 6 && m[1] == 0:
+			return fmt.Sprintf("ip6 hoplimit set %d", x[1])
+		case header == "ip" && from == 0 && m[1] == 0x03:
+			return "ip dscp set " + className(x[1]>>2)
+		case header == "ip6" && from == 0 && m[0] == 0xf0 && m[1] == 0x3f:
+			return "ip6 dscp set " + className(byte(binary.BigEndian.Uint16(x)>>6))
+		}
+	}
+	if value.fixed != nil {
+		value.kind = f.kind
+		return fmt.Sprintf("%s set %s", f, value)
+	}
+	return fmt.Sprintf("%s set", f)
+}
+
+// logText writes a statement log as nft does (log_stmt_print in its src/statement.c).
+func logText(a attributes) string {
+	out := "log"
+	if prefix := nlmsg.Text(a[unix.NFTA_LOG_PREFIX]); prefix != "" {
+		out += fmt.Sprintf(" prefix %q", prefix)
+	}
+	if a.has(unix.NFTA_LOG_GROUP) {
+		out += fmt.Sprintf(" group %d", a.number(unix.NFTA_LOG_GROUP))
+	}
+	if a.has(unix.NFTA_LOG_SNAPLEN) {
+		out += fmt.Sprintf(" snaplen %d", a.number(unix.NFTA_LOG_SNAPLEN))
+	}
+	if n := a.number(unix.NFTA_LOG_QTHRESHOLD); n > 0 {
+		out += fmt.Sprintf(" queue-threshold %d", n)
+	}
+	levels := [...]string{"emerg", "alert", "crit", "err", "warn", "notice", "info", "debug", "audit"}
+	if n := a.number(unix.NFTA_LOG_LEVEL); a.has(unix.NFTA_LOG_LEVEL) && n < uint64(len(levels)) && levels[n] != "warn" {
+		out += " level " + levels[n]
+	}
+	const all = 0x2f // of NF_LOG_*
+	switch flags := a.number(unix.NFTA_LOG_FLAGS); {
+	case flags&all == all:
+		out += " flags all"
+	default:
+		for _, f := range []struct {
+			bits uint64
+			text string
+		}{{1, "tcp sequence"}, {2, "tcp options"}, {4, "ip options"}, {8, "skuid"}, {32, "ether"}} {
+			if flags&f.bits != 0 {
+				out += " flags " + f.text
+			}
+		}
+	}
+	return out
+}
+
+// rejectText writes how a packet is rejected; nothing for the usual way.
+func rejectText(a attributes, f service.Family) string {
+	kind, code := a.number(unix.NFTA_REJECT_TYPE), a.number(unix.NFTA_REJECT_ICMP_CODE)
+	protocol, names := "icmpx", map[uint64]string{0: "no-route", 2: "host-unreachable", 3: "admin-prohibited"}
+	switch {
+	case kind == unix.NFT_REJECT_TCP_RST:
+		return " with tcp reset"
+	case kind == unix.NFT_REJECT_ICMP_UNREACH && f == service.IPv4:
+		protocol, names = "icmp", map[uint64]string{0: "net-unreachable", 1: "host-unreachable", 2: "prot-unreachable", 9: "net-prohibited", 10: "host-prohibited", 13: "admin-prohibited"}
+	case kind == unix.NFT_REJECT_ICMP_UNREACH:
+		protocol, names = "icmpv6", map[uint64]string{0: "no-route", 1: "admin-prohibited", 3: "addr-unreachable", 5: "policy-fail", 6: "reject-route"}
+	}
+	if names[code] == "" {
+		return ""
+	}
+	return " with " + protocol + " " + names[code]
+}
+
+// queueText writes a statement queue as nft does.
+func queueText(a attributes) string {
+	out, first, n := "queue", a.number(unix.NFTA_QUEUE_NUM), a.number(unix.NFTA_QUEUE_TOTAL)
+	switch a.number(unix.NFTA_QUEUE_FLAGS) & 3 {
+	case 1:
+		out += " flags bypass"
+	case 2:
+		out += " flags fanout"
+	case 3:
+		out += " flags bypass,fanout"
+	}
+	if out += fmt.Sprintf(" to %d", first); n > 1 {
+		out += fmt.Sprintf("-%d", first+n-1)
+	}
+	return out
+}
+
+// lifetime writes seconds as nft does: 1m30s.
+func lifetime(seconds uint64) (out string) {
+	for _, u := range []struct {
+		n    uint64
+		unit string
+	}{{86400, "d"}, {3600, "h"}, {60, "m"}, {1, "s"}} {
+		if seconds >= u.n {
+			out += fmt.Sprintf("%d%s", seconds/u.n, u.unit)
+		}
+		seconds %= u.n
+	}
+	return out
 }

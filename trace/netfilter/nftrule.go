@@ -187,6 +187,8 @@ type symbol struct {
 	kind  kindOfField
 	size  int
 	mask  []byte // applied to it
+	kept  []byte // the mask of bits that are kept where others are set
+	xor   []byte // those that are set
 	fixed []byte // it is a constant
 }
 
@@ -234,6 +236,19 @@ func decodeRule(set *ruleset, a attributes) *rule {
 	}
 	r.actions = []action{{text: strings.Join(d.does, ", ")}}
 	return r
+}
+
+// join joins ">= first" and "<= last" of a field to "first-last", as nft writes them.
+func (d *nftDecoder) join(f symbol, op int, text string) bool {
+	n := len(d.words) - 1
+	first, ok := "", false
+	if n >= 0 && op == unix.NFT_CMP_LTE {
+		first, ok = strings.CutPrefix(d.words[n], f.String()+" >= ")
+	}
+	if ok {
+		d.words[n] = f.String() + " " + first + "-" + text
+	}
+	return ok
 }
 
 func (d *nftDecoder) say(format string, args ...any) {
@@ -375,13 +390,13 @@ func (d *nftDecoder) decode(name string, a attributes) instruction {
 		}
 	case "reject":
 		d.ends, d.stops = true, true
-		d.act("reject%s", map[uint64]string{unix.NFT_REJECT_TCP_RST: " with tcp reset"}[a.number(unix.NFTA_REJECT_TYPE)])
+		d.act("reject%s", rejectText(a, d.set.family))
 		return func(w *walker, s *nftState, at position) effect {
 			r := (&action{verdict: Reject}).apply(w, at, []way{s.way})
 			return effect{matched: goOn.matched, ends: &r}
 		}
 	case "log":
-		d.act("%s", strings.TrimSuffix(fmt.Sprintf("log prefix %q", nlmsg.Text(a[unix.NFTA_LOG_PREFIX])), ` prefix ""`))
+		d.act("%s", logText(a))
 		return nil
 	case "objref":
 		return d.object(a)
@@ -413,8 +428,13 @@ func (d *nftDecoder) decode(name string, a attributes) instruction {
 	case "rt", "osf", "xfrm", "tunnel":
 		return d.load(dreg, nil, map[string]string{"rt": "rt mtu"}[name], name)
 	}
-	d.act("%s", name)
-	return func(w *walker, s *nftState, _ position) effect { return unknown(w, s, "the statement "+name) }
+	text := name
+	if name == "queue" {
+		text = queueText(a)
+	}
+	d.ends, d.stops = true, true
+	d.act("%s", text)
+	return func(w *walker, s *nftState, _ position) effect { return unknown(w, s, "the statement "+text) }
 }
 
 // loaded is a field that goes to a register. It has no value where the packet hasn't the field,
@@ -780,8 +800,8 @@ func (d *nftDecoder) payload(a attributes) instruction {
 		}
 	}
 	if a.has(unix.NFTA_PAYLOAD_SREG) {
-		d.act("%s set", f)
 		sreg := offset(a.number(unix.NFTA_PAYLOAD_SREG))
+		d.act("%s", d.setText(header, from, f, d.held(sreg)))
 		return func(w *walker, s *nftState, _ position) effect {
 			if v, k := s.get(sreg, n); base == unix.NFT_PAYLOAD_NETWORK_HEADER && s.packet.writeNetwork(from, v, k) {
 				return goOn
@@ -826,7 +846,7 @@ func (d *nftDecoder) bitwise(a attributes) instruction {
 			return goOn
 		}
 	}
-	f.mask, f.size = mask, n
+	f.mask, f.kept, f.xor, f.size = mask, mask, xor, n
 	if slices.ContainsFunc(xor, func(b byte) bool { return b != 0 }) {
 		f.text, f.mask = fmt.Sprintf("%s & 0x%0*x ^ 0x%0*x", f.text, 2*n, hostNumber(mask), 2*n, hostNumber(xor)), nil
 		if f.kind == asMark && n == 4 && ^hostNumber(mask)&hostNumber(xor)&0xffffffff == hostNumber(xor) {
@@ -902,7 +922,13 @@ func (d *nftDecoder) compare(at, op int, with []byte) instruction {
 			d.family, d.familyAt = map[string]string{"ipv4": "ip", "ipv6": "ip6"}[text], len(d.words)
 		}
 	}
-	d.say("%s", f.comparison(sign, text))
+	switch zero := !slices.ContainsFunc(with, func(b byte) bool { return b != 0 }); {
+	case d.join(f, op, text):
+	case f.kind == asFlags && f.mask != nil && zero: // any of them is set, or none
+		d.say("%s %s%s", f.text, map[bool]string{true: "! "}[op == unix.NFT_CMP_EQ], f.print(f.mask))
+	default:
+		d.say("%s", f.comparison(sign, text))
+	}
 	name := inWord(f.text)
 	return func(_ *walker, s *nftState, _ position) effect {
 		v, k := s.get(at, len(with))
@@ -949,12 +975,12 @@ func (f symbol) comparison(sign, text string) string {
 // constant writes what a field is compared with.
 func (f symbol) constant(v []byte) string {
 	switch _, isClass := f.class(); {
+	case f.text == "tcp doff" && len(v) == 1:
+		return strconv.Itoa(int(v[0] >> 4))
 	case isClass && len(v) == 1:
 		return className(v[0] >> 2)
 	case isClass && len(v) == 2:
 		return className(byte(attributes{0: v}.number(0) >> 6))
-	case f.text == "tcp doff" && len(v) == 1:
-		return strconv.Itoa(int(v[0] >> 4))
 	case f.kind == asAddress && f.mask != nil && len(f.mask) == len(v):
 		bits := 0
 		for _, b := range f.mask {
@@ -1005,6 +1031,9 @@ func (f symbol) print(v []byte) string {
 	case asNumber:
 		return strconv.FormatUint(attributes{0: v}.number(0), 10)
 	case asHostNumber:
+		if len(v) == 2 {
+			n = uint64(binary.NativeEndian.Uint16(v))
+		}
 		return strconv.FormatUint(n, 10)
 	case asMark:
 		return fmt.Sprintf("0x%08x", n)
@@ -1173,7 +1202,7 @@ func (p *Packet) stored(t *nftTable, s *nftSet, key, known []byte) (nftElement, 
 // dynset adds to a set or a map, or renews what is there. What is added changes what this packet
 // meets next.
 func (d *nftDecoder) dynset(a attributes) instruction {
-	const ops, opDelete, expressions = 3, 2, 10 // NFTA_DYNSET_OP, NFT_DYNSET_OP_DELETE, NFTA_DYNSET_EXPRESSIONS
+	const ops, opDelete, timeout, expressions = 3, 2, 6, 10 // NFTA_DYNSET_OP, NFT_DYNSET_OP_DELETE, NFTA_DYNSET_TIMEOUT, NFTA_DYNSET_EXPRESSIONS
 	name, at := nlmsg.Text(a[unix.NFTA_DYNSET_SET_NAME]), offset(a.number(unix.NFTA_DYNSET_SREG_KEY))
 	set := d.set.nft.sets[name]
 	op := a.number(ops)
@@ -1183,6 +1212,9 @@ func (d *nftDecoder) dynset(a attributes) instruction {
 		return nil
 	}
 	key, _ := d.key(at, set.keyLen)
+	if ms := a.number(timeout); ms > 0 {
+		key += " timeout " + lifetime(ms/1000)
+	}
 	value := ""
 	if a.has(unix.NFTA_DYNSET_SREG_DATA) {
 		value = " : " + d.held(offset(a.number(unix.NFTA_DYNSET_SREG_DATA))).String()
@@ -1270,7 +1302,11 @@ func (d *nftDecoder) setMeta(a attributes) instruction {
 	if key == unix.NFT_META_MARK {
 		value.kind = asMark
 	}
-	d.act("%s set %s", name, value)
+	text := value.String()
+	if n := hostNumber(value.fixed); key == unix.NFT_META_PRIORITY && value.fixed != nil {
+		text = fmt.Sprintf("%x:%x", n>>16, n&0xffff)
+	}
+	d.act("%s set %s", name, text)
 	return func(w *walker, s *nftState, _ position) effect {
 		v, k := s.get(from, 4)
 		switch {
@@ -1351,7 +1387,14 @@ func (d *nftDecoder) nat(name string, a attributes) instruction {
 		p.kind = asNumber
 		to = " to :" + p.String()
 	}
-	d.act("%s%s", kind, to)
+	flags := a.number(map[string]uint16{"nat": unix.NFTA_NAT_FLAGS, "masq": unix.NFTA_MASQ_FLAGS, "redir": unix.NFTA_REDIR_FLAGS}[name])
+	how := ""
+	for bit, word := range map[uint64]string{1 << 2: " random", 1 << 3: " persistent", 1 << 4: " fully-random"} { // NF_NAT_RANGE_*
+		if flags&bit != 0 {
+			how = word
+		}
+	}
+	d.act("%s%s%s", kind, to, how)
 	return func(w *walker, s *nftState, at position) effect {
 		read := func(attribute uint16, n int) ([]byte, bool) {
 			from, there := register(attribute)
