@@ -101,3 +101,25 @@ func (c *Client) dump(out []Flow, family byte, filter, w wanted) ([]Flow, error)
 	})
 	return out, cmp.Or(problem, err)
 }
+
+// Sample returns the first entries of the table of the calling thread's network namespace, at most n of them. However long the table is,
+// the kernel makes no more of the list than is read.
+func Sample(n int) (out []Flow, err error) {
+	s, err := nlmsg.Open(unix.NETLINK_NETFILTER, dumpSize)
+	if err != nil {
+		return nil, fmt.Errorf("open conntrack socket: %w", err)
+	}
+	defer s.Close()
+	var problem error
+	err = s.DumpWhile(func(b []byte) []byte { return appendDump(b, unix.AF_UNSPEC, wanted{}) }, func(body []byte) bool {
+		var f Flow
+		if f, problem = decode(body); problem == nil {
+			out = append(out, f)
+		}
+		return problem == nil && len(out) < n
+	})
+	if errors.Is(err, nlmsg.ErrInterrupted) {
+		err = nil // entries that came or went meanwhile
+	}
+	return out, cmp.Or(problem, err)
+}

@@ -115,6 +115,18 @@ func ReadSysctl(parts ...string) (n int, ok bool) {
 	return n, err == nil
 }
 
+// WrongSysctls reports what isn't as it should be, in the network namespace of the calling thread, and sets nothing. Settings that
+// this kernel doesn't have, or that can't be read, are passed over.
+func WrongSysctls(settings []Sysctl) (out []SysctlReport) {
+	for _, s := range settings {
+		b, err := os.ReadFile(s.path())
+		if was := strings.TrimSpace(string(b)); err == nil && !s.is(was) {
+			out = append(out, SysctlReport{Sysctl: s, Was: was})
+		}
+	}
+	return out
+}
+
 // EnsureSysctls sets what isn't as it should be, in the network namespace of
 // the calling thread, reads it back, and reports it. Settings that this kernel doesn't have
 // are passed over. Those that this process may not change are reported too: nobody is

@@ -57,6 +57,7 @@ var layout = []row{
 	{folder: "lab", third: "golang.org/x/sys"},
 	{folder: "kernel/kerneltest", imports: "kernel kernel/steering kernel/iptables kernel/ipvs kernel/nftables plan service health trace/netfilter lab", third: netlink + " github.com/google/go-cmp"},
 	{folder: "trace", imports: "service health plan kernel kernel/steering kernel/nlmsg conntrack userspace trace/netfilter", third: netlink + " golang.org/x/sync"},
+	{folder: "bugreport", imports: "service kernel conntrack trace/netfilter", third: netlink},
 	{folder: "docs"},
 	{folder: "agent", imports: "*", third: "golang.org/x/sync golang.org/x/sys golang.org/x/time"},
 	{folder: "web", imports: "plan service health trace docs", third: "github.com/prometheus/client_golang github.com/prometheus/client_model"},

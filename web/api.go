@@ -30,6 +30,8 @@ type APIConfig struct {
 	// Profiling reports whether Go's profiles are served now, at /debug/pprof; nil
 	// for never.
 	Profiling func() bool
+	// Log returns the last lines that kproxy logged. Only Control serves it; nil for none.
+	Log func() []byte
 }
 
 // API is the handler for --metrics-bind-address. All of it only reads.

@@ -187,6 +187,25 @@ func (c *Client) Timeline(ctx context.Context, service string, n int) ([]plan.Ev
 	return list.Events, err
 }
 
+// Text returns what kproxy answers at a path of its control socket, as it is: /status, /metrics, /configz or /log.
+func (c *Client) Text(ctx context.Context, path string) ([]byte, error) {
+	ctx, cancel := context.WithTimeout(ctx, callTimeout)
+	defer cancel()
+	resp, err := c.ask(ctx, http.MethodGet, path, nil)
+	if err != nil {
+		return nil, err
+	}
+	defer resp.Body.Close()
+	if resp.StatusCode != http.StatusOK {
+		return nil, refusal(resp)
+	}
+	b, err := io.ReadAll(io.LimitReader(resp.Body, answerAtMost))
+	if err != nil {
+		return b, fmt.Errorf("read kproxy's answer: %w", err)
+	}
+	return b, nil
+}
+
 // Pin keeps a service in a data plane and returns what was pinned.
 func (c *Client) Pin(ctx context.Context, req PinRequest) (PinResult, error) {
 	var res PinResult

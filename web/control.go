@@ -11,6 +11,8 @@ import (
 	"slices"
 	"strconv"
 
+	"github.com/prometheus/client_golang/prometheus/promhttp"
+
 	"kproxy.dev/kproxy/plan"
 	"kproxy.dev/kproxy/service"
 )
@@ -38,22 +40,31 @@ type readiness struct {
 const maxPinBody = 64 << 10
 
 // Control is the handler of the control socket. Who can open the socket can
-// change the proxy: the socket's mode is the only protection. rec keeps
+// change the proxy: the socket's mode is the only protection. The recorder of c keeps
 // the events of the past. handOver is called for each kproxy that asks to take over, and has the connection to it; with nil
 // none can.
-func Control(src Source, rec *Recorder, handOver func(*net.UnixConn)) http.Handler {
+func Control(c APIConfig, handOver func(*net.UnixConn)) http.Handler {
+	src := c.Source
 	mux := http.NewServeMux()
 	long := newSlots(answersAtOnce, answersAtOnce) // all are one client here
 	mux.Handle("GET /status", long.bound(status(src)))
 	mux.Handle("GET /connections", long.bound(connections(src)))
 	mux.Handle("GET /events", newEventStream(src))
-	mux.Handle("GET /timeline", long.bound(timeline(rec)))
+	mux.Handle("GET /timeline", long.bound(timeline(c.Recorder)))
 	mux.HandleFunc("POST /pin", pin(src))
 	mux.HandleFunc("POST /drain", drain(src))
 	mux.HandleFunc("GET /ready", answer(func(http.ResponseWriter, *http.Request) (any, error) {
 		return readiness{src.Health().NotReady}, nil
 	}))
 	serveTraces(mux, "GET /trace", src, true)
+	// For bug reports, also where there is no --metrics-bind-address.
+	if c.Gatherer != nil {
+		mux.Handle("GET /metrics", long.bound(promhttp.HandlerFor(c.Gatherer, promhttp.HandlerOpts{ErrorHandling: promhttp.ContinueOnError})))
+	}
+	mux.HandleFunc("GET /configz", func(w http.ResponseWriter, _ *http.Request) { writeJSON(w, http.StatusOK, c.Configz) })
+	if c.Log != nil {
+		mux.HandleFunc("GET /log", func(w http.ResponseWriter, _ *http.Request) { plainText(w, http.StatusOK, string(c.Log())) })
+	}
 	if handOver != nil {
 		mux.HandleFunc("POST "+takeoverPath, takeover(handOver))
 	}

@@ -37,7 +37,7 @@ func serveControl(t *testing.T, src Source) string {
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 1)
 	go func() {
-		done <- Serve(ctx, ln, Control(src, NewRecorder(DefaultRecorderConfig(src)), nil), slog.New(slog.DiscardHandler))
+		done <- Serve(ctx, ln, Control(APIConfig{Source: src, Recorder: NewRecorder(DefaultRecorderConfig(src))}, nil), slog.New(slog.DiscardHandler))
 	}()
 	t.Cleanup(func() {
 		cancel()
@@ -119,7 +119,7 @@ func TestClientAsksAgain(t *testing.T) {
 		ln, src, dials := listenPipe(t.Context()), shop(), 0
 		served := make(chan error, 1)
 		go func() {
-			served <- Serve(ctx, ln, Control(src, NewRecorder(DefaultRecorderConfig(src)), nil), slog.New(slog.DiscardHandler))
+			served <- Serve(ctx, ln, Control(APIConfig{Source: src, Recorder: NewRecorder(DefaultRecorderConfig(src))}, nil), slog.New(slog.DiscardHandler))
 		}()
 		starved := 1
 		c := newClient("kproxy.sock", "http://kproxy", func(ctx context.Context) (net.Conn, error) {
@@ -145,7 +145,7 @@ func TestClientAsksAgain(t *testing.T) {
 }
 
 func TestPinRefusesMalformedRequests(t *testing.T) {
-	h := Control(shop(), NewRecorder(DefaultRecorderConfig(shop())), nil)
+	h := Control(APIConfig{Source: shop(), Recorder: NewRecorder(DefaultRecorderConfig(shop()))}, nil)
 	for _, body := range []string{
 		"", "{", "[]", `"x"`, `{"nmae":"web"}`, `{"namespace":"shop"} {}`, `{"namespace":1}`,
 		`{"name":"` + strings.Repeat("x", maxPinBody) + `"}`,

@@ -35,7 +35,7 @@ func TestAskToTakeOver(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
 		done := make(chan error, 1)
 		go func() {
-			done <- Serve(ctx, ln, Control(shop(), NewRecorder(DefaultRecorderConfig(shop())), handOver), slog.New(slog.DiscardHandler))
+			done <- Serve(ctx, ln, Control(APIConfig{Source: shop(), Recorder: NewRecorder(DefaultRecorderConfig(shop()))}, handOver), slog.New(slog.DiscardHandler))
 		}()
 		t.Cleanup(func() {
 			cancel()

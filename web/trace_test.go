@@ -40,7 +40,7 @@ func TestTraceRequests(t *testing.T) {
 		}
 		return res, nil
 	}}
-	api, control := API(APIConfig{Source: src}), Control(src, NewRecorder(DefaultRecorderConfig(src)), nil)
+	api, control := API(APIConfig{Source: src}), Control(APIConfig{Source: src, Recorder: NewRecorder(DefaultRecorderConfig(src))}, nil)
 	for _, c := range []struct {
 		handler http.Handler
 		target  string

@@ -51,6 +51,7 @@ type fakeProxy struct {
 	pins        []string
 	traced      []trace.Request
 	past        []plan.Event
+	log         string
 	// streams are what each that follows events is told before its stream ends.
 	streams  [][]plan.Event
 	mu       sync.Mutex // for streams and recorded
@@ -95,6 +96,11 @@ func (f *fakeProxy) Trace(_ context.Context, req trace.Request) (trace.Result, e
 }
 
 // serve answers at a socket until the test ends, and returns its path.
+// served is what its control socket serves.
+func (f *fakeProxy) served(rec *web.Recorder) web.APIConfig {
+	return web.APIConfig{Source: f, Recorder: rec, Log: func() []byte { return []byte(f.log) }, Configz: map[string]any{"kproxy.dev": map[string]any{"master": "https://example"}}}
+}
+
 func (f *fakeProxy) serve(t *testing.T) string {
 	t.Helper()
 	socket := filepath.Join(t.TempDir(), "kproxy.sock")
@@ -109,7 +115,7 @@ func (f *fakeProxy) serve(t *testing.T) string {
 	for len(rec.Timeline("", eventsAtMost)) < len(f.past) {
 		time.Sleep(time.Millisecond)
 	}
-	go func() { done <- web.Serve(ctx, ln, web.Control(f, rec, nil), slog.New(slog.DiscardHandler)) }()
+	go func() { done <- web.Serve(ctx, ln, web.Control(f.served(rec), nil), slog.New(slog.DiscardHandler)) }()
 	t.Cleanup(func() {
 		cancel()
 		if err := errors.Join(<-done, <-done); err != nil {

@@ -178,10 +178,26 @@ func checkHost(c *cli.Context) error {
 	if err := printHost(c.App.Writer, report); err != nil {
 		return err
 	}
+	fmt.Fprintln(c.App.Writer, verdict(report, mode, c.IsSet("mode")))
 	if report.Missing[mode] != nil {
 		return &exitError{exitHost, fmt.Errorf("mode %s isn't possible on this host", mode)}
 	}
 	return nil
+}
+
+// verdict says in a line whether kproxy can run on a host, and in which mode.
+func verdict(r agent.HostReport, mode plan.Mode, asked bool) string {
+	switch {
+	case asked && r.Missing[mode] != nil:
+		return fmt.Sprintf("VERDICT: this host can't run kproxy in mode %s; the lines above say what to get", mode)
+	case asked:
+		return fmt.Sprintf("VERDICT: this host can run kproxy in mode %s", mode)
+	case r.Missing[plan.ModeAuto] == nil:
+		return fmt.Sprintf("VERDICT: this host can run kproxy: mode auto takes %s", r.Auto[0])
+	case r.Missing[plan.ModeUserspace] == nil:
+		return "VERDICT: this host can run kproxy, in mode userspace only; the lines above say what to get for more"
+	}
+	return "VERDICT: this host can't run kproxy; the lines above say what to get"
 }
 
 func printHost(w io.Writer, r agent.HostReport) error {

@@ -68,7 +68,7 @@ func signalContext() (context.Context, context.CancelFunc) {
 func groupedCommands() map[string][]*cli.Command {
 	return map[string][]*cli.Command{
 		"Run":                   {runCommand(), pinCommand(), drainCommand(), cleanupCommand()},
-		"Inspect":               {statusCommand(), readyCommand(), describeCommand(), connectionsCommand(), eventsCommand(), traceCommand()},
+		"Inspect":               {statusCommand(), readyCommand(), describeCommand(), connectionsCommand(), eventsCommand(), traceCommand(), bugreportCommand()},
 		"Validate and preview":  {checkCommand(), renderCommand()},
 		"Try it on one machine": {labCommand()},
 		"Program":               {completeCommand(), completionCommand(), helpCommand(), manCommand(), versionCommand()},

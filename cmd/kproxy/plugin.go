@@ -66,6 +66,11 @@ func newPlugin() *cli.App {
 			Flags: clusterFlags(outputFlag("text", "json", "yaml")), Action: clusterDrift,
 		},
 		{
+			Name: "bugreport", Usage: "put what helps to find out what is wrong on all nodes, or those of --node, into one archive",
+			Flags:  clusterFlags(maskFlag(), &cli.StringFlag{Name: "output", Aliases: []string{"o"}, Usage: "`FILE` to write", DefaultText: "kproxy-bugreport-TIME.tar.gz"}),
+			Action: clusterReport,
+		},
+		{
 			Name: "ui", Usage: "serve a dashboard of all nodes on this host's loopback interface, until it is ended",
 			Flags: clusterFlags(&cli.StringFlag{Name: "address", Value: "127.0.0.1:8249", Usage: "`ADDRESS:PORT` to serve on, a loopback one; port 0 for any that is free"}), Action: clusterUI,
 		},

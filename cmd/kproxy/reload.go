@@ -23,6 +23,7 @@ import (
 type settled struct {
 	configure func() (configured, error) // valid
 	log       *slog.Logger
+	lines     *lastLines // of log
 	level     *slog.LevelVar
 	reread    <-chan os.Signal // has the file read again at once
 

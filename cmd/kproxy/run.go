@@ -3,11 +3,13 @@ package main
 import (
 	"errors"
 	"fmt"
+	"io"
 	"log/slog"
 	"os"
 	"os/signal"
 	"slices"
 	"strings"
+	"sync"
 	"syscall"
 
 	"github.com/urfave/cli/v2"
@@ -36,7 +38,8 @@ func runCommand() *cli.Command {
 			}
 			level := new(slog.LevelVar)
 			level.Set(cfg.LogLevel())
-			log := newLogger(cfg.Config, level)
+			lines := new(lastLines)
+			log := newLogger(cfg.Config, level, lines)
 			switch {
 			case c.IsSet("write-config-to"):
 				return writeConfig(c, cfg)
@@ -54,7 +57,7 @@ func runCommand() *cli.Command {
 				return supervise(log)
 			}
 			adjustOOMScore(cfg.Config, log)
-			s := &settled{configure: func() (configured, error) { return configureValid(c) }, log: log, level: level, reread: file}
+			s := &settled{configure: func() (configured, error) { return configureValid(c) }, log: log, lines: lines, level: level, reread: file}
 			s.now.Store(&cfg)
 			o := agent.Options{Config: cfg.Config, Version: version, Log: log, Reread: services}
 			supervisor.recover(&o)
@@ -151,13 +154,40 @@ func runFlags() []cli.Flag {
 	return flags
 }
 
-// newLogger logs to stderr.
-func newLogger(cfg config.Config, level slog.Leveler) *slog.Logger {
+// newLogger logs to stderr, and has lines remember the last.
+func newLogger(cfg config.Config, level slog.Leveler, lines *lastLines) *slog.Logger {
 	opts := &slog.HandlerOptions{Level: level}
+	to := io.MultiWriter(lines, os.Stderr)
 	if cfg.LogFormat == "json" {
-		return slog.New(slog.NewJSONHandler(os.Stderr, opts))
+		return slog.New(slog.NewJSONHandler(to, opts))
 	}
-	return slog.New(slog.NewTextHandler(os.Stderr, opts))
+	return slog.New(slog.NewTextHandler(to, opts))
+}
+
+// lastLines remembers the last of what is written to it, for bug reports. It is safe for concurrent use.
+type lastLines struct {
+	mu       sync.Mutex
+	old, now []byte // each of half of linesAtMost
+}
+
+// linesAtMost is how many bytes lastLines remembers.
+const linesAtMost = 256 << 10
+
+// Write takes a line, as handlers of slog write one at a time.
+func (l *lastLines) Write(line []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if len(l.now)+len(line) > linesAtMost/2 {
+		l.old, l.now = l.now, l.old[:0]
+	}
+	l.now = append(l.now, line[:min(len(line), linesAtMost/2)]...)
+	return len(line), nil
+}
+
+func (l *lastLines) text() []byte {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return slices.Concat(l.old, l.now)
 }
 
 // hostName is this host's name as kube-proxy spells node names: lower case.

@@ -149,12 +149,13 @@ func (s *servers) run(ctx context.Context, src source, rec *web.Recorder, reg *p
 	var g errgroup.Group
 	cfg, log := src.cfg, src.cfg.log
 	g.Go(func() error { return rec.Run(ctx) })
-	g.Go(func() error { return web.Serve(ctx, s.control, web.Control(src, rec, handOver), log) })
+	c := web.APIConfig{
+		Source: src, Recorder: rec, Gatherer: reg, Profiling: cfg.profiling, Log: cfg.lines.text,
+		Configz: map[string]any{"kproxy.dev": configz{cfg, false}, "kubeproxy.config.k8s.io": configz{cfg, true}},
+	}
+	g.Go(func() error { return web.Serve(ctx, s.control, web.Control(c, handOver), log) })
 	if s.api != nil {
-		api := web.API(web.APIConfig{
-			Source: src, Recorder: rec, Gatherer: reg, Profiling: cfg.profiling,
-			Configz: map[string]any{"kproxy.dev": configz{cfg, false}, "kubeproxy.config.k8s.io": configz{cfg, true}},
-		})
+		api := web.API(c)
 		for _, l := range []net.Listener{s.api, s.local} {
 			if l != nil {
 				g.Go(func() error { return conns.Serve(ctx, l, api) })

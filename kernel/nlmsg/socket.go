@@ -127,6 +127,14 @@ func (s *Socket) send(n int, request func(b []byte, i int) []byte) error {
 // been read (netlink_recvmsg in net/netlink/af_netlink.c). It refuses another list before that
 // (EBUSY), so what was given up of earlier ones is read first.
 func (s *Socket) Dump(request func(b []byte) []byte, each func(body []byte)) error {
+	return s.DumpWhile(request, func(body []byte) bool {
+		each(body)
+		return true
+	})
+}
+
+// DumpWhile is Dump until each returns false. The rest of the list isn't made before it is read.
+func (s *Socket) DumpWhile(request func(b []byte) []byte, each func(body []byte) bool) error {
 	for err := error(nil); err != unix.EAGAIN; {
 		if _, err = unix.Read(s.FD, s.in); err != nil && err != unix.EINTR && err != unix.ENOBUFS && err != unix.EAGAIN {
 			return os.NewSyscallError("receive", err)
@@ -152,7 +160,9 @@ func (s *Socket) Dump(request func(b []byte) []byte, each func(body []byte)) err
 			}
 			interrupted = interrupted || m.Flags&unix.NLM_F_DUMP_INTR != 0
 			if m.Type != unix.NLMSG_DONE && m.Type != unix.NLMSG_ERROR {
-				each(m.Body)
+				if !each(m.Body) {
+					return nil
+				}
 				continue
 			}
 			if err := m.failure(); err != nil || !interrupted {

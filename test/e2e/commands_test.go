@@ -247,7 +247,7 @@ func command(t *testing.T, args ...string) *exec.Cmd {
 func (w *world) kproxy(name string, args ...string) ended {
 	w.Helper()
 	switch name {
-	case "status", "connections", "pin":
+	case "status", "connections", "pin", "bugreport":
 		args = append([]string{"--socket", w.socket()}, args...)
 	}
 	return finish(w.T, w.net.Node, command(w.T, append([]string{name}, args...)...))

@@ -6,6 +6,8 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"io"
+	"maps"
 	"slices"
 	"strings"
 
@@ -441,4 +443,34 @@ func hostNumber(b []byte) uint64 {
 		n = n<<8 | uint64(x)
 	}
 	return n
+}
+
+// WriteNFT writes the chains and rules of nftables that [Read] found and that iptables hasn't printed, one a line, table by table.
+func (t *Tables) WriteNFT(w io.Writer) error {
+	written := map[*ruleset]bool{}
+	for _, b := range t.Bases {
+		if b.Source != sourceNFT || written[b.set] {
+			continue
+		}
+		written[b.set] = true
+		fmt.Fprintf(w, "table %s\n", b.Table)
+		for _, name := range slices.Sorted(maps.Keys(b.set.chains)) {
+			c := b.set.chains[name]
+			fmt.Fprintf(w, "  chain %s\n", c.name)
+			for _, of := range t.Bases {
+				if of.set == b.set && of.Chain == c.name {
+					fmt.Fprintf(w, "    type %s hook %s priority %d policy %s\n", of.Type, strings.ToLower(string(of.Hook)), of.Priority, of.Policy)
+				}
+			}
+			for _, r := range c.rules {
+				fmt.Fprintf(w, "    %s\n", r.text)
+			}
+		}
+		for _, name := range slices.Sorted(maps.Keys(b.set.nft.sets)) {
+			if _, err := fmt.Fprintf(w, "  set %s\n", name); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
 }

@@ -260,3 +260,26 @@ func (c *Cluster) FindPod(ctx context.Context, namespace, name string) (Pod, err
 	}
 	return out, nil
 }
+
+// lastLines is how many lines of a pod's log are kept.
+const lastLines = 500
+
+// LastWords returns the last lines that a node's pod logged, of the container that runs and of the one before it, as the API server
+// has them; where it can't be had, why.
+func (c *Cluster) LastWords(ctx context.Context, n Node) string {
+	if n.Pod == "" {
+		return ""
+	}
+	ctx, cancel := context.WithTimeout(ctx, c.timeout)
+	defer cancel()
+	var out strings.Builder
+	lines, limit := int64(lastLines), int64(1<<20)
+	for _, before := range []bool{true, false} {
+		text, err := c.core.Pods(c.podNamespace).GetLogs(n.Pod, &core.PodLogOptions{Container: container, Previous: before, TailLines: &lines, LimitBytes: &limit}).DoRaw(ctx)
+		if err != nil {
+			text = []byte(c.inWords("read the log of pod "+n.Pod, err).Error() + "\n")
+		}
+		fmt.Fprintf(&out, "# log of pod %s, of the container before this one: %v\n%s\n", n.Pod, before, text)
+	}
+	return out.String()
+}

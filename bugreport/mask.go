@@ -1,0 +1,255 @@
+package bugreport
+
+import (
+	"bytes"
+	"crypto/hmac"
+	"crypto/sha256"
+	"encoding/hex"
+	"net/netip"
+	"regexp"
+	"slices"
+	"strconv"
+)
+
+// Mask replaces addresses and names, the same ones by the same ones under one key, which isn't in the archive. Addresses that
+// share a prefix share one afterwards (prefix-preserving, Xu et al. 2002), so that networks, routes and rules still tell. A nil
+// Mask replaces nothing.
+type Mask struct {
+	key   []byte
+	names map[string]bool
+	addrs map[netip.Addr]netip.Addr
+	bits  map[netip.Prefix]bool // whether the bit that follows a prefix is flipped
+}
+
+// NewMask returns a mask with a key.
+func NewMask(key []byte) *Mask {
+	return &Mask{key: key, names: map[string]bool{}, addrs: map[netip.Addr]netip.Addr{}, bits: map[netip.Prefix]bool{}}
+}
+
+// wellKnown are names that tell nothing of who runs the cluster.
+var wellKnown = []string{
+	"", "default", "kube-system", "kube-public", "kube-node-lease", "kubernetes", "kube-dns", "kproxy", "kproxy-ui", "localhost",
+	"http", "https", "grpc", "dns", "dns-tcp", "metrics", "tcp", "udp", "sctp", "api", "line", "datagram",
+}
+
+// Learn has a name replaced wherever it stands by itself.
+func (m *Mask) Learn(names ...string) {
+	for _, n := range names {
+		if m != nil && !slices.Contains(wellKnown, n) {
+			m.names[n] = true
+		}
+	}
+}
+
+// ruleComment is how kproxy's rules, and kube-proxy's, name a Service.
+var ruleComment = regexp.MustCompile(`comment "?([a-z0-9][a-z0-9.-]*)/([a-z0-9][a-z0-9.-]*)(?::([a-z0-9-]+))?`)
+
+// learnRules learns the Services that rules name: of a kproxy that is dead nothing else tells.
+func (m *Mask) learnRules(rules []byte) {
+	if m == nil {
+		return
+	}
+	for _, found := range ruleComment.FindAllSubmatch(rules, -1) {
+		m.Learn(string(found[1]), string(found[2]), string(found[3]))
+	}
+}
+
+// digest returns a keyed hash.
+func (m *Mask) digest(parts ...[]byte) []byte {
+	h := hmac.New(sha256.New, m.key)
+	for _, p := range parts {
+		h.Write(p)
+	}
+	return h.Sum(nil)
+}
+
+// name returns what a name is replaced by.
+func (m *Mask) name(n string) string {
+	if m == nil || slices.Contains(wellKnown, n) {
+		return n
+	}
+	return "name-" + hex.EncodeToString(m.digest([]byte("name "), []byte(n)))[:10]
+}
+
+// kept are addresses that mean the same on every host.
+var kept = []netip.Prefix{netip.MustParsePrefix("127.0.0.0/8"), netip.MustParsePrefix("::1/128"), netip.MustParsePrefix("::/128"), netip.MustParsePrefix("0.0.0.0/32"),
+	netip.MustParsePrefix("255.255.255.255/32"), netip.MustParsePrefix("224.0.0.0/4"), netip.MustParsePrefix("ff00::/8")}
+
+// addr returns what an address is replaced by.
+func (m *Mask) addr(a netip.Addr) netip.Addr {
+	if a.Is4In6() {
+		return netip.AddrFrom16(m.addr(a.Unmap()).As16())
+	}
+	if slices.ContainsFunc(kept, func(p netip.Prefix) bool { return p.Contains(a) }) {
+		return a
+	}
+	if out, ok := m.addrs[a]; ok {
+		return out
+	}
+	out := m.prefix(a, a.BitLen())
+	m.addrs[a] = out
+	return out
+}
+
+// prefix replaces the first bits of an address and clears the rest.
+func (m *Mask) prefix(a netip.Addr, bits int) netip.Addr {
+	have := a.AsSlice()
+	out := make([]byte, len(have))
+	first := 0
+	if a.IsLinkLocalUnicast() { // stays recognizable as such
+		first = min(16, bits)
+		copy(out, have[:2])
+	}
+	for i := first; i < bits; i++ {
+		p := netip.PrefixFrom(a, i).Masked()
+		flip, known := m.bits[p]
+		if !known {
+			flip = m.digest([]byte("bit "), []byte(p.String()))[0]&1 != 0
+			m.bits[p] = flip
+		}
+		bit := have[i/8] >> (7 - i%8) & 1
+		if flip {
+			bit ^= 1
+		}
+		out[i/8] |= bit << (7 - i%8)
+	}
+	to, _ := netip.AddrFromSlice(out)
+	return to
+}
+
+// network is addr of what is written as a network, whose host bits stay clear.
+func (m *Mask) network(p netip.Prefix) netip.Addr {
+	if p.Addr() != p.Masked().Addr() || slices.ContainsFunc(kept, func(k netip.Prefix) bool { return k.Contains(p.Addr()) && k.Bits() <= p.Bits() }) {
+		return m.addr(p.Addr())
+	}
+	return m.prefix(p.Addr(), p.Bits())
+}
+
+// apply replaces what the mask is about in a text.
+func (m *Mask) apply(text []byte) []byte {
+	if m == nil {
+		return text
+	}
+	out := make([]byte, 0, len(text)+len(text)/16)
+	for i := 0; i < len(text); {
+		if !isWord(text[i]) && text[i] != ':' {
+			out = append(out, text[i])
+			i++
+			continue
+		}
+		n := 0
+		out, n = m.word(out, text[i:])
+		i += n
+	}
+	return out
+}
+
+func isWord(c byte) bool {
+	return c >= '0' && c <= '9' || c >= 'a' && c <= 'z' || c >= 'A' && c <= 'Z' || c == '.' || c == '_' || c == '-'
+}
+
+func isHex(c byte) bool { return c >= '0' && c <= '9' || c >= 'a' && c <= 'f' || c >= 'A' && c <= 'F' }
+
+// word replaces what a text begins with, an address or a word, and returns how long that is.
+func (m *Mask) word(out, text []byte) ([]byte, int) {
+	n := 0
+	for n < len(text) && (isHex(text[n]) || text[n] == ':' || text[n] == '.') {
+		n++
+	}
+	if run := bytes.TrimRight(text[:n], ":."); len(run) > 1 && (n == len(text) || !isWord(text[n]) || text[n] == '-') { // a dash: a range
+		if size := len(run); bytes.IndexByte(run, ':') >= 0 || bytes.IndexByte(run, '.') > 0 {
+			a, err := netip.ParseAddr(string(run))
+			if err != nil { // an address and a port
+				if at := bytes.IndexByte(run, ':'); at > 0 {
+					if a, err = netip.ParseAddr(string(run[:at])); err == nil {
+						size = at
+					}
+				}
+			}
+			if err == nil {
+				if p, err := netip.ParsePrefix(string(text[:size+maskLength(text[size:])])); err == nil {
+					return append(out, m.network(p).String()...), size
+				}
+				return append(out, m.addr(a).String()...), size
+			}
+			if isMAC(run) {
+				sum := m.digest([]byte("mac "), bytes.ToLower(run))
+				for i := range 6 {
+					sep := ":"
+					if i == 0 {
+						sep, sum[0] = "", 2 // locally administered
+					}
+					out = append(append(out, sep...), hex.EncodeToString(sum[i:i+1])...)
+				}
+				return out, len(run)
+			}
+		}
+	}
+	for n = 0; n < len(text) && isWord(text[n]); n++ {
+	}
+	if n == 0 || text[0] == '-' { // of a flag, or a range
+		return append(out, text[0]), 1
+	}
+	return m.replaceName(out, string(text[:n])), n
+}
+
+// maskLength returns how long the "/24" is that a text begins with; 0 without.
+func maskLength(text []byte) int {
+	n := 1
+	for n < len(text) && n < 4 && text[n] >= '0' && text[n] <= '9' {
+		n++
+	}
+	if n == 1 || text[0] != '/' {
+		return 0
+	}
+	if bits, err := strconv.Atoi(string(text[1:n])); err != nil || bits > 128 {
+		return 0
+	}
+	return n
+}
+
+func isMAC(run []byte) bool {
+	if len(run) != 17 {
+		return false
+	}
+	for i, c := range run {
+		if (i%3 == 2) != (c == ':') {
+			return false
+		}
+	}
+	return true
+}
+
+// replaceName replaces a word that is a known name, or begins with one and a dash, as pods' do with their workloads'. Of a name
+// with dots, its parts.
+func (m *Mask) replaceName(out []byte, word string) []byte {
+	if m.names[word] {
+		return append(out, m.name(word)...)
+	}
+	for part, rest := "", word; rest != ""; {
+		at := 0
+		for at < len(rest) && rest[at] != '.' {
+			at++
+		}
+		part, rest = rest[:at], rest[at:]
+		switch {
+		case m.names[part] || m.startsWithName(part):
+			out = append(out, m.name(part)...)
+		default:
+			out = append(out, part...)
+		}
+		if rest != "" {
+			out, rest = append(out, '.'), rest[1:]
+		}
+	}
+	return out
+}
+
+func (m *Mask) startsWithName(word string) bool {
+	for i := 1; i < len(word); i++ {
+		if word[i] == '-' && m.names[word[:i]] {
+			return true
+		}
+	}
+	return false
+}

@@ -1,0 +1,130 @@
+package main
+
+import (
+	"archive/tar"
+	"compress/gzip"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"kproxy.dev/kproxy/plan"
+)
+
+// reported runs kproxy bugreport and returns the files of its archive.
+func reported(t *testing.T, words ...string) map[string]string {
+	t.Helper()
+	name := filepath.Join(t.TempDir(), "report.tar.gz")
+	if got := runLine(t, append([]string{"bugreport", "--output", name}, words...)...); got.status != 0 || !strings.Contains(got.stdout, "open index.html") {
+		t.Fatalf("%+v", got)
+	}
+	if info, err := os.Stat(name); err != nil || info.Mode().Perm() != 0o600 {
+		t.Fatalf("%v, %v", info, err)
+	}
+	f, err := os.Open(name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	z, err := gzip.NewReader(f)
+	if err != nil {
+		t.Fatal(err)
+	}
+	files := map[string]string{}
+	for r := tar.NewReader(z); ; {
+		h, err := r.Next()
+		if errors.Is(err, io.EOF) {
+			return files
+		} else if err != nil {
+			t.Fatal(err)
+		}
+		text, err := io.ReadAll(r)
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, below, _ := strings.Cut(h.Name, "/")
+		files[below] = string(text)
+		files["folder"] = path.Dir(h.Name)
+	}
+}
+
+func TestBugreport(t *testing.T) {
+	f := dns()
+	f.status.Node, f.status.Services[0].Namespace = "node-of-acme", "billing-acme"
+	f.past = []plan.Event{{Time: time.Now(), Kind: "offload", Service: "billing-acme/invoices", Message: "it is steady"}}
+	f.log = "level=INFO msg=\"took over\" token=s3cr3t-value from=192.0.2.77\n"
+	socket := f.serve(t)
+	files := reported(t, "--socket", socket)
+	for name, want := range map[string]string{
+		"index.html": "What stands out", "status.json": `"node-of-acme"`, "status.txt": "billing-acme/", "describe.txt": "Service:", "events.txt": "it is steady",
+		"log.txt": "took over", "host.txt": "# /proc/version", "sysctl.txt": "net.ipv4.ip_forward = ", "rules/ip-rule.txt": "lookup", "versions.txt": "kproxy dev",
+		"config.json": "example", "interfaces.txt": "127.0.0.1/8",
+	} {
+		if name == "rules/ip-rule.txt" {
+			want = "rule "
+		}
+		if !strings.Contains(files[name], want) {
+			t.Errorf("%s has no %q: %.300q", name, want, files[name])
+		}
+	}
+	for name, text := range files {
+		if strings.Contains(text, "s3cr3t") {
+			t.Errorf("%s has the secret", name)
+		}
+	}
+	masked := reported(t, "--socket", socket, "--mask")
+	if len(masked) != len(files) {
+		t.Errorf("masked, %d files of %d", len(masked), len(files))
+	}
+	for name, text := range masked {
+		for _, secret := range []string{"acme", "invoices", "192.0.2.77", "s3cr3t"} {
+			if strings.Contains(text, secret) || strings.Contains(name, secret) {
+				t.Errorf("masked, %s has %q", name, secret)
+			}
+		}
+	}
+	if !strings.Contains(masked["log.txt"], "took over") {
+		t.Errorf("masked, the log is %q", masked["log.txt"])
+	}
+	one, other := reported(t, "--socket", socket, "--mask-key", "k"), reported(t, "--socket", socket, "--mask-key", "k")
+	if one["status.json"] != other["status.json"] || one["status.json"] == masked["status.json"] {
+		t.Error("the same key doesn't make the same names, or another does")
+	}
+}
+
+// A report of a node whose kproxy is dead says so, and has what the kernel has.
+func TestBugreportOfTheDead(t *testing.T) {
+	files := reported(t, "--socket", filepath.Join(t.TempDir(), "none.sock"))
+	if !strings.Contains(files["index.html"], "kproxy says nothing: kproxy isn&#39;t running here") || files["sysctl.txt"] == "" || files["interfaces.txt"] == "" {
+		t.Errorf("%.2000s", files["index.html"])
+	}
+	if _, ok := files["status.json"]; ok {
+		t.Error("there is a status")
+	}
+	if os.Geteuid() != 0 {
+		t.Skip("needs root: to list nftables")
+	}
+	t.Setenv("PATH", t.TempDir()) // as in the image, which has no nft
+	if text := reported(t, "--socket", filepath.Join(t.TempDir(), "none.sock"))["rules/nft.txt"]; !strings.Contains(text, "\n# IPv4\n") || !strings.Contains(text, "\n# IPv6\n") {
+		t.Errorf("without programs, nft.txt is %q", text)
+	}
+}
+
+func TestLastLines(t *testing.T) {
+	var l lastLines
+	for i := range 20000 {
+		fmt.Fprintf(&l, "line %05d %s\n", i, strings.Repeat("x", 20))
+	}
+	text := string(l.text())
+	if len(text) > linesAtMost || len(text) < linesAtMost/2-100 || !strings.HasPrefix(text, "line ") || !strings.HasSuffix(text, "line 19999 "+strings.Repeat("x", 20)+"\n") {
+		t.Errorf("%d bytes: %.60q", len(text), text)
+	}
+	if n := strings.Count(text, "\n"); n*32 != len(text) {
+		t.Errorf("%d lines in %d bytes", n, len(text))
+	}
+}
