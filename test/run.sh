@@ -193,8 +193,6 @@ raced_nftables='^Test(HeartbeatWhileElementsAreRead|PacketsBetweenTransactions)$
 # unit runs the packages that take longest first, so that none of them ends alone, and one
 # package more at a time than there are processors, as some wait.
 unit() {
-	local raced
-	raced=$(concurrent)
 	CGO_ENABLED=1 tests unit -race -p=$(($(nproc) + 1)) $(grep -E "$slow" <<<"$raced") $(grep -vE "$slow" <<<"$raced")
 	label=" (race)" CGO_ENABLED=1 tests unit-nftables -race -run="$raced_nftables" ./kernel/nftables
 }
@@ -202,8 +200,8 @@ unit() {
 unit_sequential() {
 	not_idle
 	local rest
-	rest=$(grep -vxFf <(concurrent) <<<"$packages")
-	tests unit-sequential -p=1 $(grep -E "$slow" <<<"$rest") $(grep -vE "$slow" <<<"$rest")
+	rest=$(grep -vxF "$raced" <<<"$packages")
+	tests unit-sequential -p="$(nproc)" -parallel=$((2 * $(nproc))) $(grep -E "$slow" <<<"$rest") $(grep -vE "$slow" <<<"$rest")
 }
 
 code() {
@@ -287,7 +285,11 @@ changed() {
 }
 own=() users=() modules=() pages=
 
-# quick checks what changed and what imports it. Tests that take minutes don't run, and of what only imports a change,
+# long matches tests that take ten seconds and more, or wait for several, and whose packages have shorter ones beside them.
+long='^Test(ConformanceOfKernel|WatchNoticesAndRepairHelps|WatchFollowsOwnChanges|UnservedAreRefused|RendererFollows'
+long+='|(Memory|UDPFlood|Greed)BesideAHundred|(End|Reset)BehindBackPressure|Restart|Bulk|DescriptorLimit|Soak.*|HandoverOfThousands)$'
+
+# quick checks what changed and what imports it. Tests that take long don't run, and of what only imports a change,
 # ten packages at most.
 quick() {
 	local tested=()
@@ -300,7 +302,7 @@ quick() {
 		check vet go vet "${own[@]}" "${users[@]}"
 		check staticcheck go run "$staticcheck" "${own[@]}" >bin/staticcheck.json &
 	fi
-	tests layout ./test ./test/golden ./test/mutants "${tested[@]}"
+	tests layout -parallel=$((2 * $(nproc))) -skip="$long" ./test ./test/golden ./test/mutants "${tested[@]}"
 	wait
 	((${#own[@]} == 0)) || cat bin/staticcheck.json
 	other_modules vet "${modules[@]}"
@@ -314,6 +316,7 @@ if [[ ${1:-} == check ]]; then
 	exit
 fi
 packages=$(go list ./... | grep -v '/test/e2e$')
+raced=$(concurrent)
 echo "every check and test: a quarter of an hour on two processors, and as much again where the control plane" \
 	"of Kubernetes and the VM's kernel are still to be built" >&2
 # What takes minutes where it isn't kept from before is built in the time that tests wait;

@@ -22,6 +22,7 @@ func TestEnds(t *testing.T) {
 	}
 	bad := func(t testing.TB) []netip.AddrPort { return []netip.AddrPort{refusing(t), refusing(t)} }
 	none := func(testing.TB) []netip.AddrPort { return nil }
+	var read chan struct{} // closed once the client has four bytes
 	for _, tt := range []struct {
 		name  string
 		eps   func(testing.TB) []netip.AddrPort
@@ -31,7 +32,16 @@ func TestEnds(t *testing.T) {
 	}{
 		{name: "served", eps: good, want: "test/s served 4"},
 		{name: "reset", eps: func(t testing.TB) []netip.AddrPort {
-			return []netip.AddrPort{tcpEndpoint(t, func(c *net.TCPConn) { io.WriteString(c, "half"); waitForAck(c); c.SetLinger(0); c.Close() })}
+			read := read
+			return []netip.AddrPort{tcpEndpoint(t, func(c *net.TCPConn) {
+				io.WriteString(c, "half")
+				select {
+				case <-read: // a reset overtakes what the proxy hasn't read
+				case <-t.Context().Done():
+				}
+				c.SetLinger(0)
+				c.Close()
+			})}
 		}, want: "test/s reset 4"},
 		{name: "refused by all", eps: bad, want: "test/s refused 0: none of 2 endpoints tried took it; the last one: connection refused"},
 		{name: "no endpoint", eps: none, front: func(f *plan.Frontend) { f.Verdict = plan.Reject }, want: "test/s refused 0: no endpoint can take it"},
@@ -45,12 +55,16 @@ func TestEnds(t *testing.T) {
 			if tt.orig.IsValid() {
 				cfg.TCPOrigin = func(int, service.Family) (netip.AddrPort, error) { return tt.orig, nil }
 			}
+			read = make(chan struct{})
 			s := start(t, cfg, testPlan(testService{name: "s", eps: tt.eps(t), front: tt.front, port: service.Port{Retries: 1}}))
 			tcp, _ := s.Ports()
 			var client netip.AddrPort
 			// A client that is refused at once may hear of it while it connects.
 			if c, err := net.Dial("tcp", fmt.Sprintf("127.0.0.1:%d", tcp)); err == nil {
 				client = addrPort(c.LocalAddr())
+				if _, err := io.ReadFull(c, make([]byte, 4)); err == nil {
+					close(read)
+				}
 				_, _ = io.Copy(io.Discard, c)
 				c.Close()
 			}
@@ -75,19 +89,6 @@ func TestEnds(t *testing.T) {
 				t.Errorf("client %s, want %s", e.Client, client)
 			}
 		})
-	}
-}
-
-// waitForAck gives what was sent to c time to arrive, so that a reset doesn't overtake it.
-func waitForAck(c *net.TCPConn) {
-	raw, err := c.SyscallConn()
-	if err != nil {
-		return
-	}
-	for unsent := true; unsent; time.Sleep(time.Millisecond) {
-		if raw.Control(func(fd uintptr) { unsent = (&side{fd: int(fd)}).unsent() }) != nil {
-			return
-		}
 	}
 }
 
