@@ -87,6 +87,7 @@ func web(endpoints ...string) *plan.Service {
 }
 
 func TestDamageIsFoundAndMended(t *testing.T) {
+	t.Parallel()
 	n := newNode(t)
 	p := plane(web("10.1.0.1:80", "10.1.0.2:80"))
 	n.program(p)
@@ -127,6 +128,7 @@ func TestDamageIsFoundAndMended(t *testing.T) {
 
 // TestCheckAsksOnce: what a first pass has written to an empty kernel isn't read back, until another program changes something.
 func TestCheckAsksOnce(t *testing.T) {
+	t.Parallel()
 	n, faults := newNode(t), &kerneltest.Faults{}
 	nftables.Through(n.plane, func(s nftables.Netlink) nftables.Netlink { return faulty{s, faults} })
 	n.program(plane(kerneltest.Many(5, 3)...))
@@ -165,6 +167,7 @@ func (i interrupted) Dump(request func([]byte) []byte, each func([]byte)) error 
 
 // TestHeartbeatWhileElementsAreRead: it doesn't wait for a list, which may be one of millions.
 func TestHeartbeatWhileElementsAreRead(t *testing.T) {
+	t.Parallel()
 	n := newNode(t)
 	n.program(plane(kerneltest.Many(5, 3)...))
 	lists := 0
@@ -192,6 +195,7 @@ func TestHeartbeatWhileElementsAreRead(t *testing.T) {
 // TestAnotherTableInItsPlace: where another program replaces kproxy's table by one of its own, that stays, kproxy says
 // what to do, and makes its own again when there is room.
 func TestAnotherTableInItsPlace(t *testing.T) {
+	t.Parallel()
 	n := newNode(t)
 	p := plane(web("10.1.0.1:80", "10.1.0.2:80"))
 	n.program(p)
@@ -233,6 +237,7 @@ func sorted(listing string) string {
 }
 
 func TestOthersAreLeftAlone(t *testing.T) {
+	t.Parallel()
 	n := newNode(t)
 	n.program(plane(web("10.1.0.1:80")))
 	for range 3 {
@@ -244,6 +249,7 @@ func TestOthersAreLeftAlone(t *testing.T) {
 }
 
 func TestAdoption(t *testing.T) {
+	t.Parallel()
 	n := newNode(t)
 	stays := kerneltest.Service("stays", service.TCP, kerneltest.Cluster("10.96.0.2:80"), kerneltest.Endpoints("10.1.0.1:80"), kerneltest.InUserspace)
 	p := plane(web("10.1.0.1:80", "10.1.0.2:80"), stays)
@@ -303,6 +309,7 @@ func TestAdoption(t *testing.T) {
 // TestWalk: random plans, one after the other, lead where each does by itself; and doing
 // it again changes nothing.
 func TestWalk(t *testing.T) {
+	t.Parallel()
 	n := newNode(t)
 	walk := kerneltest.NewWalk(3, plan.ModeNFTables, plan.NFTables, 12)
 	for step := range 60 {
@@ -330,6 +337,7 @@ func TestWalk(t *testing.T) {
 // TestChainInUseIsWrittenAgain: a chain that can't be deleted, as kernels before 6.2 refuse for a
 // moment, is emptied. The service that needs it next finds its rules there.
 func TestChainInUseIsWrittenAgain(t *testing.T) {
+	t.Parallel()
 	n := newNode(t)
 	two, three := plane(web("10.1.0.1:80", "10.1.0.2:80")), plane(web("10.1.0.1:80", "10.1.0.2:80", "10.1.0.3:80"))
 	n.program(two)
@@ -350,6 +358,7 @@ func TestChainInUseIsWrittenAgain(t *testing.T) {
 // does, which then costs no rule; and it goes once it was kept for long enough, also where
 // nothing changes any more.
 func TestChainIsKeptForAWhile(t *testing.T) {
+	t.Parallel()
 	n := newNode(t)
 	two, three := plane(web("10.1.0.1:80", "10.1.0.2:80")), plane(web("10.1.0.1:80", "10.1.0.2:80", "10.1.0.3:80"))
 	nftables.KeepSpare(n.plane)
@@ -370,6 +379,7 @@ func TestChainIsKeptForAWhile(t *testing.T) {
 
 // TestTablesOfAnotherRelease: they are replaced, and nothing that they held is taken to be there.
 func TestTablesOfAnotherRelease(t *testing.T) {
+	t.Parallel()
 	n := newNode(t)
 	p := plane(kerneltest.Service("web", service.TCP, kerneltest.Cluster("10.96.0.1:80"), kerneltest.Endpoints("10.1.0.1:80"), kerneltest.InUserspace))
 	run(t, `nft -f - <<END
@@ -394,6 +404,7 @@ END`)
 // TestKeepConnectionsOfOneSocket: a client may have connections from one port to two of a
 // service's; both are the same element.
 func TestKeepConnectionsOfOneSocket(t *testing.T) {
+	t.Parallel()
 	n := newNode(t)
 	n.program(plane(web("10.1.0.1:80")))
 	a := netip.MustParseAddrPort
@@ -408,6 +419,7 @@ func TestKeepConnectionsOfOneSocket(t *testing.T) {
 // TestEndpointsOfOneNumber: two endpoints whose addresses have the same hash don't keep a
 // service with affinity out.
 func TestEndpointsOfOneNumber(t *testing.T) {
+	t.Parallel()
 	seen := map[uint32]netip.AddrPort{}
 	random := rand.New(rand.NewPCG(1, 2))
 	for {
@@ -429,6 +441,7 @@ func TestEndpointsOfOneNumber(t *testing.T) {
 // of them from following. Source ranges are the only ones that could contradict each other: whichever a service has, nested, twice,
 // side by side or of every address, and whichever it had before, the kernel takes them.
 func TestAnySourceRangesAreTaken(t *testing.T) {
+	t.Parallel()
 	n := newNode(t)
 	random := rand.New(rand.NewPCG(5, 6))
 	some := func(within netip.Prefix) (out []netip.Prefix) {
@@ -466,6 +479,7 @@ func TestAnySourceRangesAreTaken(t *testing.T) {
 // no endpoint of its number, is dropped, and its client's next packet served. Conntrack remembers nothing
 // of it, or that one would go where the first went, to nowhere.
 func TestPacketsBetweenTransactions(t *testing.T) {
+	t.Parallel()
 	onEachFamily(t, func(s *scene) {
 		for _, more := range []func(*plan.Service){func(*plan.Service) {}, kerneltest.Affinity(time.Hour)} {
 			p := plane(kerneltest.Service("web", service.TCP, kerneltest.Cluster(s.Virtual(1)), s.Endpoints(2), more))
@@ -529,6 +543,7 @@ func (w withoutFlowtables) Transaction(subsystem uint16, requests [][]byte) erro
 
 // TestADeviceThatIsRefusedStopsNothing: neither that other devices are followed, nor the search for damage; and it is told once.
 func TestADeviceThatIsRefusedStopsNothing(t *testing.T) {
+	t.Parallel()
 	n := newNode(t)
 	o, routing := options(), steering.DefaultRouting()
 	o.Flowtable = true

@@ -58,6 +58,7 @@ func lines(listing string) []string { return strings.Split(sorted(listing), "\n"
 // TestFaults: random plans while calls to the kernel fail, or are cut short by kproxy's
 // death, lead where the last plan by itself leads; and a fault at any single call is made up for.
 func TestFaults(t *testing.T) {
+	t.Parallel()
 	arrive := func(n *node, p *plan.Plan, faults *kerneltest.Faults) {
 		n.t.Helper()
 		faults.Stop()
@@ -133,6 +134,7 @@ func (s staged) Transaction(subsystem uint16, requests [][]byte) error {
 // TestFirstWriteOfMany: many services go to an empty kernel in several transactions, and no service leads to an
 // endpoint before that is there. Whichever of them fails, the next pass arrives.
 func TestFirstWriteOfMany(t *testing.T) {
+	t.Parallel()
 	p := plane(kerneltest.Many(3200, 2)...)
 	elements := func(set string) int { return strings.Count(run(t, "nft list map ip kproxy "+set), " . tcp . ") }
 	transactions := 1
@@ -174,6 +176,7 @@ func TestFirstWriteOfMany(t *testing.T) {
 // whole transaction. All other services are programmed, at the start and afterwards, and the
 // bad one is as soon as it isn't bad any more.
 func TestBadServiceFailsAlone(t *testing.T) {
+	t.Parallel()
 	n := newNode(t)
 	named := func(i int, name string) *plan.Service {
 		return inTurn(kerneltest.Service(name, service.TCP, kerneltest.Cluster(fmt.Sprintf("10.96.1.%d:80", i)), kerneltest.Endpoints("10.1.0.1:80", "10.1.0.2:80")))
@@ -248,6 +251,7 @@ func (d disturbed) Transaction(subsystem uint16, requests [][]byte) error {
 // TestTablesDeletedAmidAPass: another program deletes the tables before a pass, and before any two of its transactions. The pass arrives, and takes
 // that for no service's fault.
 func TestTablesDeletedAmidAPass(t *testing.T) {
+	t.Parallel()
 	first, second := plane(kerneltest.Many(5, 2)...), plane(kerneltest.Many(5, 3)...)
 	for at := 1; ; at++ {
 		n, made := newNode(t), 0
@@ -305,6 +309,7 @@ func (p picky) Refusals(subsystem uint16, requests [][]byte) ([]nlmsg.RequestErr
 
 // TestRefusedServiceIsAskedForAgain: what the kernel refuses for a while is programmed by the first pass that no change comes with.
 func TestRefusedServiceIsAskedForAgain(t *testing.T) {
+	t.Parallel()
 	n := newNode(t)
 	many := kerneltest.Many(6, 2)
 	first, second, third := plane(many[:3]...), plane(many[:5]...), plane(many...)
@@ -345,6 +350,7 @@ func (r refusing) Refusals(uint16, [][]byte) ([]nlmsg.RequestError, error) {
 // TestFailuresOfTheWholeTransaction: what is wrong with none of the services fails for all, and
 // leaves what the kernel holds.
 func TestFailuresOfTheWholeTransaction(t *testing.T) {
+	t.Parallel()
 	for _, errno := range []unix.Errno{unix.ENOBUFS, unix.EINTR, unix.EMSGSIZE, unix.ENOMEM, unix.EPERM, unix.EOPNOTSUPP} {
 		n := newNode(t)
 		before := plane(kerneltest.Many(3, 2)...)
@@ -375,6 +381,7 @@ func TestFailuresOfTheWholeTransaction(t *testing.T) {
 // TestKernelsWithoutIt: a kernel that has no nf_tables, or an older one, is told from one that
 // doesn't let this process, and what is missing and what to do instead are said.
 func TestKernelsWithoutIt(t *testing.T) {
+	t.Parallel()
 	kerneltest.Namespace(t)
 	release, err := kernel.Release()
 	if err != nil {
@@ -425,6 +432,7 @@ func (f forgetful) Dump(request func([]byte) []byte, each func([]byte)) error {
 
 // TestListsThatLackSome: the kernel may leave elements out of a list, while it enlarges the table of a set. That is no damage.
 func TestListsThatLackSome(t *testing.T) {
+	t.Parallel()
 	n := newNode(t)
 	p := plane(kerneltest.Many(600, 3)...)
 	n.program(p)

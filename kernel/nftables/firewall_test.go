@@ -14,6 +14,7 @@ import (
 // iptables; kproxy's own tables, and rules that drop some packets, aren't. Those in which iptables' rules could accept are
 // found before anything is programmed.
 func TestDroppingChains(t *testing.T) {
+	t.Parallel()
 	const table = "nft add table inet guard; nft 'add chain inet guard fw { type filter hook forward priority 10; policy accept; }'; "
 	tests := []struct{ name, script, want string }{
 		{"nothing", "true", ""},

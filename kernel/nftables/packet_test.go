@@ -92,6 +92,7 @@ func run(t testing.TB, command string) string {
 }
 
 func TestSplit(t *testing.T) {
+	t.Parallel()
 	onEachFamily(t, func(s *scene) {
 		e := func(h int, weight uint32) func(*plan.Service) {
 			return kerneltest.Endpoint(s.Endpoint(h).String(), weight, false)
@@ -128,6 +129,7 @@ func TestSplit(t *testing.T) {
 // TestAffinityOfALocalPolicy: a client that an address with a traffic policy leads to an endpoint on this node stays with
 // its own, elsewhere, at the other addresses of the service.
 func TestAffinityOfALocalPolicy(t *testing.T) {
+	t.Parallel()
 	onEachFamily(t, func(s *scene) {
 		web := kerneltest.Service("web", service.TCP, kerneltest.Affinity(time.Hour), kerneltest.Cluster(s.Virtual(1)),
 			kerneltest.External(s.Virtual(2), func(f *plan.Frontend) { f.Local = true }),
@@ -145,6 +147,7 @@ func TestAffinityOfALocalPolicy(t *testing.T) {
 
 // TestSourceHash: the kernel sends each client where userspace would, by every address, whatever the weights.
 func TestSourceHash(t *testing.T) {
+	t.Parallel()
 	onEachFamily(t, func(s *scene) {
 		bySource := func(more ...func(*plan.Service)) []func(*plan.Service) {
 			return append(more, kerneltest.Algorithm(service.SourceHash))
@@ -192,6 +195,7 @@ func TestSourceHash(t *testing.T) {
 // came later too, and go on when it isn't wanted any more. Where the kernel has none, all works without, and
 // kproxy says why.
 func TestFlowtable(t *testing.T) {
+	t.Parallel()
 	onEachFamily(t, func(s *scene) {
 		facts, err := nftables.NewDriver("", true).Probe(t.Context(), plan.ModeNFTables, true)
 		at := slices.IndexFunc(facts.Capabilities, func(c plan.Capability) bool { return c.Name == "flowtables" })
@@ -260,6 +264,7 @@ func inTurn(s *plan.Service) *plan.Service {
 
 // TestPackets: what every data plane does.
 func TestPackets(t *testing.T) {
+	t.Parallel()
 	for name, test := range kerneltest.Packets {
 		t.Run(name, func(t *testing.T) {
 			onEachFamily(t, func(s *scene) {

@@ -68,8 +68,9 @@ func (w *world) ejections() float64 {
 
 // late are the results that took longer than a SYN that comes twice.
 func late(r lab.Results, bound time.Duration) (out []string) {
+	bound = patience(bound)
 	for _, x := range r {
-		if x.Err != nil || x.Latency > within(bound) {
+		if x.Err != nil || x.Latency > bound {
 			out = append(out, fmt.Sprintf("%s: %s %v", x.Start.Format("15:04:05.000"), x.Latency, x.Err))
 		}
 	}

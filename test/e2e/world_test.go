@@ -279,7 +279,7 @@ func (w *world) node(name string, args ...string) string {
 func (w *world) traffic(network string, target netip.AddrPort, rate float64) *lab.Traffic {
 	w.Helper()
 	c := lab.TrafficConfig{
-		From: w.net.Client, Network: network, Target: target, Rate: thinned(rate), Count: int(rate * 400), Timeout: within(8 * time.Second),
+		From: w.net.Client, Network: network, Target: target, Rate: thinned(rate), Count: int(rate * 400), Timeout: patience(8 * time.Second),
 		Concurrency: 1024, // time-outs of one moment must not thin out the next
 	}
 	if network == "udp" {
@@ -329,7 +329,7 @@ func (w *world) hold(target netip.AddrPort) *lab.Held {
 func (w *world) holdBy(network string, target netip.AddrPort) *lab.Held {
 	w.Helper()
 	h, err := lab.Hold(w.ctx, lab.HoldConfig{
-		From: w.net.Client, Network: network, Target: target, Every: within(50 * time.Millisecond), Timeout: within(5 * time.Second),
+		From: w.net.Client, Network: network, Target: target, Every: within(50 * time.Millisecond), Timeout: patience(5 * time.Second),
 	})
 	w.must(err)
 	w.Cleanup(func() { h.Close() })
