@@ -66,6 +66,19 @@ func TestRetry(t *testing.T) {
 	}
 }
 
+// TestLastRetry: with three retries, a fourth endpoint takes every connection.
+func TestLastRetry(t *testing.T) {
+	good := tcpEndpoint(t, func(c *net.TCPConn) { io.WriteString(c, "good"); c.Close() })
+	s := start(t, Config{}, testPlan(testService{
+		name: "s", eps: []netip.AddrPort{refusing(t), refusing(t), refusing(t), good}, port: service.Port{Retries: 3},
+	}))
+	for range 4 { // each of them is the first to be tried once
+		if data, end := readEnd(connect(t, s)); data != "good" || end != "eof" {
+			t.Errorf("client read %q, %s", data, end)
+		}
+	}
+}
+
 // TestNoRetryAfterTheEnd: what has been told to the client or to the endpoint, or lasts for longer than a search may, isn't begun anew at another
 // endpoint, and a reset then isn't held against the endpoint, which has taken the connection.
 func TestNoRetryAfterTheEnd(t *testing.T) {
@@ -104,10 +117,11 @@ func TestNoRetryAfterTheEnd(t *testing.T) {
 			c := connect(t, s)
 			io.WriteString(c, tt.asks)
 			<-taken
-			if data, end := readEnd(c); data != "" || end != tt.want {
-				t.Errorf("client read %q, %s; want %s", data, end, tt.want)
-			}
+			data, end := readEnd(c)
 			close(told)
+			if data != "" || end != tt.want {
+				t.Fatalf("client read %q, %s; want %s", data, end, tt.want)
+			}
 			if e := <-ends; e.Refused != nil || !e.Reset {
 				t.Errorf("it ended like this: %+v; want a reset", e)
 			}

@@ -231,6 +231,23 @@ func TestUDPEndpointDies(t *testing.T) {
 	}
 }
 
+// TestUDPEndpointOfAHashDies: the client goes to another endpoint, though the dead one is its own by the algorithm.
+func TestUDPEndpointOfAHashDies(t *testing.T) {
+	a, stop := udpEndpoint(t, "a")
+	b, stopB := udpEndpoint(t, "b")
+	d := udpService(a, b)
+	d.port.Algorithm = service.SourceHash
+	s := start(t, Config{Origin: newOrigins()}, testPlan(d))
+	c, want := udpClient(t, s), "b x"
+	if udpAsk(t, c, "x") == want {
+		stop, want = stopB, "a x"
+	}
+	stop()
+	if got := udpAskOnce(t, c, "x"); got != want {
+		t.Errorf("answer %q, want %q", got, want)
+	}
+}
+
 // Many clients at once get answers from several workers, while endpoints come and go, one refuses, sessions make
 // room for others, and counts are read.
 func TestUDPBesideChanges(t *testing.T) {

@@ -128,7 +128,7 @@ func (r *runner) test(m *mutant, flags ...string) (result, error) {
 		}
 		env = append(env, "KPROXY_BIN="+bin)
 	}
-	args := append(append([]string{"test", "-json", "-vet=off", "-failfast", "-timeout=5m", "-run=^" + m.test + "$"}, flags...), m.pkg)
+	args := append(append([]string{"test", "-json", "-vet=off", "-failfast", "-timeout=3m", "-run=^" + m.test + "$"}, flags...), m.pkg)
 	cmd := exec.Command("go", args...)
 	cmd.Env = env
 	out, err := cmd.Output()
@@ -137,18 +137,25 @@ func (r *runner) test(m *mutant, flags ...string) (result, error) {
 		return result{}, err
 	}
 	var res result
+	last := "" // that began
 	for lines := bufio.NewScanner(bytes.NewReader(out)); lines.Scan(); {
 		var e struct{ Action, Test string }
 		if json.Unmarshal(lines.Bytes(), &e) != nil || e.Test == "" {
 			continue
+		}
+		if e.Action == "run" {
+			last = e.Test
 		}
 		res.passed = res.passed || e.Action == "pass" && e.Test == m.test
 		if e.Action == "fail" && !strings.HasPrefix(res.failed, e.Test+"/") { // its own subtest has failed before
 			res.failed = e.Test
 		}
 	}
-	if err != nil && res.failed == "" { // it doesn't compile
+	if err != nil && res.failed == "" && last == "" { // it doesn't compile
 		return result{}, fmt.Errorf("run %s of %s: %s%s", m.test, m.pkg, out, exit.Stderr)
+	}
+	if err != nil && res.failed == "" { // a crash, or the time-out, has no event
+		res.failed = last
 	}
 	return res, nil
 }
