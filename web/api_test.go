@@ -19,8 +19,7 @@ import (
 )
 
 func api(src Source) http.Handler {
-	reg := prometheus.NewRegistry()
-	NewMetrics(reg, metricsOf(src))
+	reg := NewMetrics(prometheus.NewRegistry(), metricsOf(src))
 	rec := NewRecorder(DefaultRecorderConfig(src))
 	rec.readStatus(start, true)
 	return API(APIConfig{Source: src, Recorder: rec, Gatherer: reg, Configz: map[string]any{"kproxy.dev": map[string]string{"mode": "iptables"}}})

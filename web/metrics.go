@@ -10,10 +10,10 @@ import (
 	"sync"
 
 	"github.com/prometheus/client_golang/prometheus"
+	dto "github.com/prometheus/client_model/go"
 
 	"kproxy.dev/kproxy/health"
 	"kproxy.dev/kproxy/plan"
-	"kproxy.dev/kproxy/service"
 )
 
 // MetricsConfig says what Metrics shows.
@@ -31,20 +31,48 @@ type MetricsConfig struct {
 // and nothing to keep in step. It is safe for concurrent use.
 type Metrics struct {
 	cfg MetricsConfig
+	reg prometheus.Gatherer
 
 	mu        sync.Mutex // scrapes may overlap; the series must not
 	services  series[plan.ServiceStatus]
+	info      series[plan.ServiceStatus]
 	endpoints series[plan.EndpointStatus]
-	kept      map[service.Key]*kept // of every service port
+	kept      []*keptService // of every service port, in order
 }
 
-// NewMetrics returns the metrics that c says, registered with reg.
-func NewMetrics(reg prometheus.Registerer, c MetricsConfig) *Metrics {
-	m := &Metrics{cfg: c, kept: map[service.Key]*kept{}}
-	m.services = series[plan.ServiceStatus]{columns: serviceColumns, limit: c.Services}
-	m.endpoints = series[plan.EndpointStatus]{columns: endpointColumns, limit: c.Endpoints}
+// keptService holds what is remembered of a service port between scrapes.
+type keptService struct {
+	kept
+	of        *plan.Service // at the last scrape
+	standing  [3]string     // that info shows: data plane, state and cause
+	info      []*dto.LabelPair
+	endpoints map[netip.AddrPort]*kept
+}
+
+// NewMetrics returns the metrics that c says beside those of a registry.
+func NewMetrics(reg *prometheus.Registry, c MetricsConfig) *Metrics {
+	m := &Metrics{cfg: c, reg: reg}
+	m.services = series[plan.ServiceStatus]{columns: serviceColumns, names: serviceLabels, limit: c.Services}
+	m.info = series[plan.ServiceStatus]{columns: []column[plan.ServiceStatus]{serviceInfo}}
+	m.endpoints = series[plan.EndpointStatus]{columns: endpointColumns, names: endpointLabels, limit: c.Endpoints}
 	reg.MustRegister(m)
 	return m
+}
+
+// Gather implements [prometheus.Gatherer]. The series of service ports and of endpoints, thousands, come beside the registry,
+// which would check each and compare it with all others: the tests do.
+func (m *Metrics) Gather() ([]*dto.MetricFamily, error) {
+	m.mu.Lock() // first: counters of before others' would look as if they began anew
+	defer m.mu.Unlock()
+	out, err := m.reg.Gather()
+	for _, f := range slices.Concat(m.services.families, m.info.families, m.endpoints.families) {
+		if len(f.Metric) > 0 {
+			out = append(out, f)
+		}
+	}
+	m.services.families, m.info.families, m.endpoints.families = nil, nil, nil // the caller's
+	slices.SortFunc(out, func(a, b *dto.MetricFamily) int { return strings.Compare(a.GetName(), b.GetName()) })
+	return out, err
 }
 
 func desc(name, help string, labels ...string) *prometheus.Desc {
@@ -74,36 +102,36 @@ func (ch sender) send(kind prometheus.ValueType, name, help string, v float64, l
 // a registry checks what it gets.
 func (m *Metrics) Describe(chan<- *prometheus.Desc) {}
 
-// Collect implements prometheus.Collector.
+// Collect implements prometheus.Collector, for Gather.
 func (m *Metrics) Collect(ch chan<- prometheus.Metric) {
-	m.mu.Lock() // first: counters of before others' would look as if they began anew
-	defer m.mu.Unlock()
 	st, services, row := m.cfg.Summary()
 	f := m.cfg.Figures()
 	send := sender(ch)
 	collectProcess(st, send)
 	collectNode(&f, send)
-	m.forget(services)
+	m.follow(services)
 	m.services.begin()
+	m.info.begin()
 	m.endpoints.begin()
 	n := census{map[plan.DataPlane]int{}, map[plan.State]int{}, map[plan.Cause]int{}, map[standing]int{}}
-	for _, s := range services {
-		r, o := row(s), m.services.assign(m.kept[s.Port.Key], true)
+	for i, s := range services {
+		r, o := row(s), m.kept[i]
 		n.add(r)
-		var labels []string
-		if o.own {
-			labels = []string{r.Namespace, r.Name, r.Port, r.Protocol}
-			m.services.send(send, r, labels)
-			ch <- prometheus.MustNewConstMetric(serviceInfo, prometheus.GaugeValue, 1, append(labels, string(r.DataPlane), string(r.State), string(r.Cause))...)
+		m.services.assign(&o.kept, true, func() []string { return []string{r.Namespace, r.Port, r.Protocol, r.Name} })
+		if o.labels != nil {
+			m.services.send(r, o.labels)
+			m.info.send(r, o.infoOf(r))
 		} else {
-			m.services.share(o, r)
+			m.services.share(&o.kept, r)
 		}
 		for i := range r.Endpoints {
 			e := &r.Endpoints[i]
 			was := o.endpoints[e.Address]
-			is := m.endpoints.assign(was, o.own)
-			if is != nil && is.own {
-				m.endpoints.send(send, e, append(labels, e.Address.String()))
+			is := m.endpoints.assign(was, o.labels != nil, func() []string {
+				return []string{e.Address.String(), r.Namespace, r.Port, r.Protocol, r.Name}
+			})
+			if is != nil && is.labels != nil {
+				m.endpoints.send(e, is.labels)
 			} else {
 				is = m.endpoints.share(is, e)
 			}
@@ -116,8 +144,8 @@ func (m *Metrics) Collect(ch chan<- prometheus.Metric) {
 		}
 	}
 	n.collect(send)
-	m.services.sendShared(send, serviceLabels)
-	m.endpoints.sendShared(send, endpointLabels)
+	m.services.sendShared()
+	m.endpoints.sendShared()
 	for _, n := range []struct {
 		object        string
 		limit, shared int
@@ -127,28 +155,53 @@ func (m *Metrics) Collect(ch chan<- prometheus.Metric) {
 	}
 }
 
-// forget drops what is kept of others than these: that makes room. It costs little beside their rows.
-func (m *Metrics) forget(services []*plan.Service) {
-	for _, s := range services {
-		o := m.kept[s.Port.Key]
-		if o == nil {
-			o = &kept{}
-			m.kept[s.Port.Key] = o
+// infoOf returns the labels that say where the service port stands.
+func (o *keptService) infoOf(r *plan.ServiceStatus) []*dto.LabelPair {
+	if is := [3]string{string(r.DataPlane), string(r.State), string(r.Cause)}; is != o.standing {
+		o.standing = is
+		o.info = pairs(infoLabels, is[0], r.Namespace, r.Port, r.Protocol, is[2], r.Name, is[1])
+	}
+	return o.info
+}
+
+// follow drops what is kept of others than these, which are in order as those before: that makes room.
+func (m *Metrics) follow(services []*plan.Service) {
+	old := m.kept
+	m.kept = make([]*keptService, len(services))
+	for i, s := range services {
+		for len(old) > 0 && old[0].of.Port.Key.Compare(s.Port.Key) < 0 {
+			m.drop(old[0])
+			old = old[1:]
 		}
-		o.found = true
-		if len(o.endpoints) == 0 {
+		if len(old) == 0 || old[0].of.Port.Key != s.Port.Key {
+			m.kept[i] = &keptService{of: s}
 			continue
 		}
+		o := old[0]
+		m.kept[i], old = o, old[1:]
+		if o.of == s {
+			continue
+		}
+		o.of = s
+		gone := maps.Clone(o.endpoints)
 		for i := range s.Endpoints {
-			if e := o.endpoints[s.Endpoints[i].Address]; e != nil {
-				e.found = true
-			}
+			delete(gone, s.Endpoints[i].Address)
+		}
+		for a, e := range gone {
+			m.endpoints.release(e)
+			delete(o.endpoints, a)
 		}
 	}
-	maps.DeleteFunc(m.kept, func(_ service.Key, o *kept) bool {
-		maps.DeleteFunc(o.endpoints, func(_ netip.AddrPort, e *kept) bool { return m.endpoints.isGone(e) })
-		return m.services.isGone(o)
-	})
+	for _, o := range old {
+		m.drop(o)
+	}
+}
+
+func (m *Metrics) drop(o *keptService) {
+	m.services.release(&o.kept)
+	for _, e := range o.endpoints {
+		m.endpoints.release(e)
+	}
 }
 
 func collectProcess(s plan.Status, send sender) {
@@ -209,9 +262,16 @@ func (n *census) add(s *plan.ServiceStatus) {
 	n.planes[s.DataPlane]++
 	n.states[s.State]++
 	n.reasons[s.Cause]++
+	var last standing // most are alike
+	run := 0
 	for i := range s.Endpoints {
-		n.endpoints[standing{s.Endpoints[i].Health, s.Endpoints[i].Usable}]++
+		if is := (standing{s.Endpoints[i].Health, s.Endpoints[i].Usable}); is != last {
+			n.endpoints[last] += run
+			last, run = is, 0
+		}
+		run++
 	}
+	n.endpoints[last] += run
 }
 
 // collect shows every data plane and state, also empty ones: a

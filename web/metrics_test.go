@@ -17,8 +17,7 @@ import (
 )
 
 func TestMetrics(t *testing.T) {
-	reg := prometheus.NewPedanticRegistry()
-	NewMetrics(reg, metricsOf(shop()))
+	reg := NewMetrics(prometheus.NewPedanticRegistry(), metricsOf(shop()))
 	want := `
 # HELP kproxy_alive 1 while the heartbeat holds, so that new connections may come to userspace.
 # TYPE kproxy_alive gauge
@@ -69,8 +68,7 @@ func TestNamesThatOccurTwice(t *testing.T) {
 	src.status.Sources = append(src.status.Sources, plan.SourceStatus{Name: "manifests", Error: "c.yaml:1: what"},
 		plan.SourceStatus{Name: "https://192.0.2.1:6443", Error: "away", Saved: time.Unix(1790000000, 0)})
 	src.status.Capabilities = append(src.status.Capabilities, plan.Capability{Name: "iptables"})
-	reg := prometheus.NewPedanticRegistry()
-	NewMetrics(reg, metricsOf(src))
+	reg := NewMetrics(prometheus.NewPedanticRegistry(), metricsOf(src))
 	want := `
 # HELP kproxy_capability 1 if this host can do it; the status says why not.
 # TYPE kproxy_capability gauge
@@ -163,8 +161,7 @@ func TestMetricsAreDocumented(t *testing.T) {
 	for _, m := range row.FindAllStringSubmatch(documentation(t), -1) {
 		documented[m[1]] = exportedMetric{m[3], m[2]}
 	}
-	reg := prometheus.NewRegistry()
-	NewMetrics(reg, metricsOf(shop()))
+	reg := NewMetrics(prometheus.NewRegistry(), metricsOf(shop()))
 	if diff := cmp.Diff(documented, gathered(t, reg), cmp.AllowUnexported(exportedMetric{})); diff != "" {
 		t.Errorf("metrics (-documented +exported):\n%s", diff)
 	}
@@ -196,8 +193,7 @@ func TestNodeMetrics(t *testing.T) {
 			Ejections: map[string]uint64{"silent": 107}, Resets: 109, Exhausted: []plan.Resource{plan.Sessions}, Shed: [2][4]uint64{{83, 89, 97, 101}, {3: 103}},
 		}
 	}
-	reg := prometheus.NewPedanticRegistry()
-	NewMetrics(reg, c)
+	reg := NewMetrics(prometheus.NewPedanticRegistry(), c)
 	text := get(API(APIConfig{Source: shop(), Gatherer: reg}), "/metrics").Body.String()
 	want := map[string]string{
 		"kproxy_set_entries": `{set="KPROXY-AFF"} 5

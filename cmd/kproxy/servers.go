@@ -145,12 +145,12 @@ func (s *servers) close() {
 }
 
 // run answers on every listener until ctx is done. A kproxy that takes over comes to handOver.
-func (s *servers) run(ctx context.Context, src source, rec *web.Recorder, reg *prometheus.Registry, conns *web.Connections, handOver func(*net.UnixConn)) error {
+func (s *servers) run(ctx context.Context, src source, rec *web.Recorder, reg *prometheus.Registry, metrics *web.Metrics, conns *web.Connections, handOver func(*net.UnixConn)) error {
 	var g errgroup.Group
 	cfg, log := src.cfg, src.cfg.log
 	g.Go(func() error { return rec.Run(ctx) })
 	c := web.APIConfig{
-		Source: src, Recorder: rec, Gatherer: reg, Profiling: cfg.profiling, Log: cfg.lines.text,
+		Source: src, Recorder: rec, Gatherer: metrics, Profiling: cfg.profiling, Log: cfg.lines.text,
 		Configz: map[string]any{"kproxy.dev": configz{cfg, false}, "kubeproxy.config.k8s.io": configz{cfg, true}},
 	}
 	g.Go(func() error { return web.Serve(ctx, s.control, web.Control(c, handOver), log) })
@@ -349,7 +349,7 @@ func runWith(ctx context.Context, o agent.Options, cfg *settled, lock *web.Lock,
 		close(began)
 	}
 	a = agent.New(o)
-	web.NewMetrics(reg, web.MetricsConfig{
+	metrics := web.NewMetrics(reg, web.MetricsConfig{
 		Summary: source{a, cfg}.Summary, Figures: a.Figures,
 		Services: o.Config.MetricsServices, Endpoints: o.Config.MetricsEndpoints,
 	})
@@ -385,7 +385,7 @@ func runWith(ctx context.Context, o agent.Options, cfg *settled, lock *web.Lock,
 			if from != nil {
 				rec.Load(from.History)
 			}
-			served <- s.run(serving, source{a, cfg}, rec, reg, conns, handOver)
+			served <- s.run(serving, source{a, cfg}, rec, reg, metrics, conns, handOver)
 		case <-serving.Done():
 			served <- nil
 		}
