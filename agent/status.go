@@ -249,12 +249,12 @@ func (a *Agent) LastSync() (success, pendingSince time.Time) {
 	return s.status.LastSuccess, s.pending
 }
 
-// Traffic reads what Status says of connections, and returns what calls each for every service port of the plan, without
-// making a row for each of thousands. It is for samples that are taken all the
-// time: what the kernel carries may be older the more connections there are.
-func (a *Agent) Traffic() (all func(each func(service.Key, plan.DataPlane, plan.Connections))) {
+// Traffic reads what Status says of connections, and returns the plan and what calls each for its service ports, without
+// making a row for each of thousands: for all, or, if the plan is still last, for those that have ever carried anything. It
+// is for samples that are taken all the time: what the kernel carries may be older the more connections there are.
+func (a *Agent) Traffic(last *plan.Plan) (is *plan.Plan, some func(each func(service.Key, plan.DataPlane, plan.Connections))) {
 	if a.current.Load() == nil {
-		return func(func(service.Key, plan.DataPlane, plan.Connections)) {}
+		return nil, func(func(service.Key, plan.DataPlane, plan.Connections)) {}
 	}
 	if err := a.accounting.Refresh(max(accountingAge, a.accounting.BackgroundAge()), a.conntrack.List); err != nil {
 		a.log.Warn("the kernel's connections can't be counted", "error", err)
@@ -263,10 +263,21 @@ func (a *Agent) Traffic() (all func(each func(service.Key, plan.DataPlane, plan.
 	defer a.counting.RUnlock()
 	p, kernel := a.current.Load(), a.accounting.Traffic()
 	user := map[service.Key]userspace.Counters{}
-	a.userspace.Traffic(func(k service.Key, c userspace.Counters) { user[k] = c })
-	return func(each func(service.Key, plan.DataPlane, plan.Connections)) {
-		for _, s := range p.Services {
+	a.userspace.Traffic(func(k service.Key, c userspace.Counters) { user[k], kernel[k] = c, kernel[k] })
+	return p, func(each func(service.Key, plan.DataPlane, plan.Connections)) {
+		one := func(s *plan.Service) {
 			each(s.Port.Key, s.DataPlane, connectionsOf(user[s.Port.Key], kernel[s.Port.Key]))
+		}
+		if p != last {
+			for _, s := range p.Services {
+				one(s)
+			}
+			return
+		}
+		for k := range kernel {
+			if s := p.Find(k); s != nil {
+				one(s)
+			}
 		}
 	}
 }

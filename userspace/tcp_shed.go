@@ -11,6 +11,8 @@ import (
 	"unsafe"
 
 	"golang.org/x/sys/unix"
+
+	"kproxy.dev/kproxy/service"
 )
 
 // askForDescriptors requests that connections are ended, as there are no descriptors to accept with.
@@ -165,7 +167,7 @@ func (s *Server) boundMemory(w *memoryWatch) {
 		w.bound = s.memoryBound()
 	}
 	now := sinceEpoch()
-	if w.bound <= 0 || now < w.next || hostMemory() <= w.bound {
+	if w.bound <= 0 || now < w.next || s.Budget(service.TCP).Used == 0 || hostMemory() <= w.bound {
 		return
 	}
 	hs, held := s.connections((*tcpConn).memory), 0

@@ -31,7 +31,6 @@ type curveCounts struct{ began, failed, retried float32 }
 
 // add counts what happened between two times, evenly.
 func (c *curve) add(from, to time.Time, plane plan.DataPlane, was, is plan.Connections) {
-	c.until = to
 	n := curveCounts{float32(grownBy(was.Attempts(), is.Attempts())), float32(grownBy(was.Failed, is.Failed)), float32(grownBy(was.Retried, is.Retried))}
 	if n == (curveCounts{}) || !to.After(from) {
 		return

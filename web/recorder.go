@@ -19,10 +19,11 @@ type RecorderConfig struct {
 	Subscribe func() (<-chan plan.Event, func())
 	// Node returns the figures that the status lacks; nil leaves them out.
 	Node func() plan.NodeFigures
-	// Traffic reads counters, and returns what calls each for every service port with its data plane and counters. It
+	// Traffic reads counters, and returns the plan and what calls each for its service ports with their data planes and
+	// counters: for every one, or, if the plan is still the last, for those that have ever carried anything. It
 	// costs much less than a status, so the Recorder reads nothing else while it is idle; with nil it
 	// never is.
-	Traffic func() (all func(each func(service.Key, plan.DataPlane, plan.Connections)))
+	Traffic func(last *plan.Plan) (is *plan.Plan, some func(each func(service.Key, plan.DataPlane, plan.Connections)))
 	// Interval is the time between two samples while streams are open, IdleInterval
 	// while none is.
 	Interval, IdleInterval time.Duration
@@ -71,7 +72,8 @@ type Recorder struct {
 	kept     time.Time // when the history last got a sample
 	samples  int       // how many it ever got
 	curve    curve
-	asked    time.Time // when a stream was last open, or a request came
+	asked    time.Time  // when a stream was last open, or a request came
+	sampled  *plan.Plan // by whose service ports there are records; nil while there are others
 }
 
 // record holds what is kept of one service port.
@@ -189,7 +191,7 @@ func (r *Recorder) happened(events []plan.Event) {
 		}
 		rec := r.byKey[e.Service]
 		if rec == nil { // the next pass finds its service port, or drops it
-			rec = r.newRecord(e.Service)
+			rec, r.sampled = r.newRecord(e.Service), nil
 		}
 		rec.events.add(e)
 	}
@@ -221,7 +223,7 @@ func (r *Recorder) isIdle(now time.Time) bool {
 // readTraffic adds a sample of the counters alone, and drops the status. The caller
 // holds reading.
 func (r *Recorder) readTraffic(now time.Time) {
-	all := r.cfg.Traffic() // the kernel's counters may take a while: requests and events don't wait for them
+	p, some := r.cfg.Traffic(r.sampled) // the kernel's counters may take a while: requests and events don't wait for them
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if !r.read.IsZero() {
@@ -233,7 +235,7 @@ func (r *Recorder) readTraffic(now time.Time) {
 	r.passes++
 	k := r.sampleAt(now)
 	var key []byte
-	all(func(port service.Key, plane plan.DataPlane, c plan.Connections) {
+	some(func(port service.Key, plane plan.DataPlane, c plan.Connections) {
 		key = port.Append(key[:0])
 		rec := r.byKey[string(key)]
 		if c == (plan.Connections{}) && (rec == nil || rec.isEmpty()) {
@@ -248,7 +250,10 @@ func (r *Recorder) readTraffic(now time.Time) {
 		r.keepCounts(rec, plane, c, k)
 	})
 	r.keptAt(now, k)
-	r.forget()
+	if r.sampled == nil || p != r.sampled {
+		r.sampled = p
+		r.forget()
+	}
 }
 
 // isEmpty reports whether rec holds nothing that a new record lacks.
@@ -267,7 +272,7 @@ func (r *Recorder) readStatus(now time.Time, keep bool) {
 	st := r.cfg.Source.Status()
 	r.mu.Lock()
 	r.passes++
-	r.read = now
+	r.read, r.sampled = now, nil
 	var k sampling
 	if keep {
 		k = r.sampleAt(now)
@@ -326,7 +331,7 @@ func (r *Recorder) sampleAt(now time.Time) sampling {
 
 // keptAt notes that the history has a sample of now.
 func (r *Recorder) keptAt(now time.Time, s sampling) {
-	r.kept = now
+	r.kept, r.curve.until = now, now
 	r.samples += s.intervals
 }
 
@@ -363,7 +368,11 @@ func (r *Recorder) keepCounts(rec *record, plane plan.DataPlane, c plan.Connecti
 func (r *Recorder) forget() []string {
 	removed := []string{}
 	for key, rec := range r.byKey {
-		if rec.seen == r.passes || rec.row == nil && rec.seen == r.passes-1 {
+		if rec.seen == r.passes {
+			continue
+		}
+		if rec.row == nil && rec.seen == r.passes-1 {
+			r.sampled = nil
 			continue
 		}
 		delete(r.byKey, key)

@@ -12,6 +12,7 @@ import (
 	"net/http"
 	"net/netip"
 	"runtime"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -532,14 +533,26 @@ func TestRing(t *testing.T) {
 type trafficSource struct {
 	*fakeSource
 	reads int
+	plan  *plan.Plan
+	keys  []string // of plan
 }
 
-func (g *trafficSource) traffic() func(each func(service.Key, plan.DataPlane, plan.Connections)) {
+func (g *trafficSource) traffic(last *plan.Plan) (*plan.Plan, func(each func(service.Key, plan.DataPlane, plan.Connections))) {
 	g.reads++
 	services := g.Status().Services
-	return func(each func(service.Key, plan.DataPlane, plan.Connections)) {
+	var keys []string
+	for i := range services {
+		keys = append(keys, services[i].Title())
+	}
+	if !slices.Equal(keys, g.keys) {
+		g.plan, g.keys = new(plan.Plan), keys
+	}
+	is := g.plan
+	return is, func(each func(service.Key, plan.DataPlane, plan.Connections)) {
 		for _, s := range services {
-			each(service.Key{Namespace: s.Namespace, Name: s.Name, Port: s.Port}, s.DataPlane, s.Connections)
+			if is != last || s.Connections != (plan.Connections{}) {
+				each(service.Key{Namespace: s.Namespace, Name: s.Name, Port: s.Port}, s.DataPlane, s.Connections)
+			}
 		}
 	}
 }
@@ -599,7 +612,7 @@ func TestRequestWhileIdleBegins(t *testing.T) {
 	c.IdleAfter = 1
 	var rec *Recorder
 	asked := make(chan bool)
-	c.Traffic = func() func(each func(service.Key, plan.DataPlane, plan.Connections)) {
+	c.Traffic = func(last *plan.Plan) (*plan.Plan, func(each func(service.Key, plan.DataPlane, plan.Connections))) {
 		go func() {
 			rec.refresh()
 			close(asked)
@@ -608,7 +621,7 @@ func TestRequestWhileIdleBegins(t *testing.T) {
 		case <-asked: // the status is new enough
 		case <-time.After(50 * time.Millisecond): // it waits
 		}
-		return g.traffic()
+		return g.traffic(last)
 	}
 	rec = NewRecorder(c)
 	rec.refresh()
@@ -640,6 +653,38 @@ func TestIdleRecorderForgetsWhatHasGone(t *testing.T) {
 	}
 }
 
+// TestIdleRecorderKeepsEvents: what has happened to a service port that carries nothing stays, while the others' traffic is
+// sampled, and goes with it.
+func TestIdleRecorderKeepsEvents(t *testing.T) {
+	g := &trafficSource{fakeSource: shop()}
+	g.change(func(st *plan.Status) { st.Services[0].Connections = plan.Connections{} })
+	rec := g.recorder()
+	rec.sample(start)
+	rec.happened([]plan.Event{{Service: "shop/cart"}})
+	at := start
+	sample := func() int {
+		at = at.Add(10 * time.Second)
+		rec.sample(at)
+		if rec.curve.until != at {
+			t.Errorf("the curve has counted until %s, want %s", rec.curve.until, at)
+		}
+		if x := rec.byKey["shop/cart"]; x != nil {
+			return len(x.events.events)
+		}
+		return 0
+	}
+	for i := range 5 {
+		if n := sample(); n != 1 {
+			t.Errorf("%d events after %d samples, want 1", n, i+1)
+		}
+	}
+	g.change(func(st *plan.Status) { st.Services = st.Services[1:] })
+	sample()
+	if n := sample(); n != 0 {
+		t.Errorf("%d events of a service that has gone", n)
+	}
+}
+
 // BenchmarkIdleSample measures what 10,000 services cost while the recorder is idle, one in
 // twenty of them busy.
 func BenchmarkIdleSample(b *testing.B) {
@@ -650,13 +695,14 @@ func BenchmarkIdleSample(b *testing.B) {
 	n := uint64(0)
 	c := DefaultRecorderConfig(nil)
 	c.Subscribe = func() (<-chan plan.Event, func()) { return nil, nil }
-	c.Traffic = func() func(each func(service.Key, plan.DataPlane, plan.Connections)) {
+	p := &plan.Plan{}
+	c.Traffic = func(last *plan.Plan) (*plan.Plan, func(each func(service.Key, plan.DataPlane, plan.Connections))) {
 		n++
-		return func(each func(service.Key, plan.DataPlane, plan.Connections)) {
+		return p, func(each func(service.Key, plan.DataPlane, plan.Connections)) {
 			for i, k := range keys {
 				if i%20 == 0 {
 					each(k, plan.Userspace, plan.Connections{Active: 1, Total: n, BytesIn: n, BytesOut: n})
-				} else {
+				} else if last != p {
 					each(k, plan.Userspace, plan.Connections{})
 				}
 			}

@@ -448,7 +448,7 @@ func (r *rig) moveQuietly(ctx context.Context, p *proxy, i, side int) error {
 
 // idleRate measures how many processors the proxy uses when nothing happens.
 func (r *rig) idleRate(ctx context.Context, p *proxy) (float64, error) {
-	const looks = 3 // each as long as between changes
+	const looks = 8 // each as long as between changes: together longer than what kproxy does every ten seconds is apart
 	was, err := p.cpu()
 	if err != nil {
 		return 0, err
