@@ -109,7 +109,7 @@ func (a *Agent) openUserspace() error {
 	c.Logger, c.Origin, c.Mark = a.log, a.conntrack, a.marks().Own()
 	c.TCPPort, c.UDPPort = uint16(a.cfg.ListenTCPPort), uint16(a.cfg.ListenUDPPort)
 	c.OnFirst, c.OnEnd, c.OnServing, c.Recorded = a.carried.first, a.recents.userspaceEnded, func() { a.serves() }, a.recorded
-	c.OnAnswered, c.OnFailed = a.passive.userspaceAnswered, a.passive.userspaceFailed
+	c.OnAnswered, c.OnFailed, c.TimeExceeded = a.passive.userspaceAnswered, a.passive.userspaceFailed, kernel.TimeExceeded
 	a.userspace = userspace.New(c)
 	a.carried.enough, a.carried.counters, a.carried.kick = a.policy.OffloadMinConnections, a.userspace.Counters, a.kick
 	a.accounting = conntrack.NewAccounting(a.local)

@@ -122,6 +122,10 @@ func (a *Agent) sourceStatus() []plan.SourceStatus {
 func (a *Agent) addCounters(row *plan.ServiceStatus, key service.Key, c *counters) {
 	us, k, moved := c.user[key], c.kernel[key], a.figures.moves.of(key)
 	row.Connections, row.Offloads, row.Recalls = connectionsOf(us, k.Figures), moved.offloads, moved.recalls
+	if l := us.Looped; time.Since(l.Last) < loopedShown {
+		row.Problems = append(slices.Clone(row.Problems), fmt.Sprintf(
+			"%d connections or datagrams, the last from %s, arrived with a TTL of 1 and weren't forwarded: a loop, as where an endpoint is a node and its port a node port, unless that client traces its route", l.Count, l.From))
+	}
 	at := make(map[netip.AddrPort]*userspace.EndpointCounters, len(us.Endpoints))
 	for i := range us.Endpoints {
 		at[us.Endpoints[i].Address] = &us.Endpoints[i]
@@ -143,6 +147,9 @@ func (a *Agent) addCounters(row *plan.ServiceStatus, key service.Key, c *counter
 		}
 	}
 }
+
+// loopedShown is how long a service's problems tell of packets that arrived with a TTL of 1.
+const loopedShown = 10 * time.Minute
 
 // addChecks says of a row's endpoints when they were last checked, and how long that took.
 func (a *Agent) addChecks(row *plan.ServiceStatus, p *service.Port) {

@@ -73,6 +73,9 @@ type Config struct {
 	// to return at once.
 	OnAnswered func(service.Protocol, netip.AddrPort)
 	OnFailed   func(p service.Protocol, endpoint netip.AddrPort, client netip.Addr, err error)
+	// TimeExceeded tells a client whose datagram arrived with a TTL of 1 at an address of this node's that it isn't forwarded. It is
+	// called by the goroutine that serves it, at most a thousand times a second.
+	TimeExceeded func(client, at netip.AddrPort, datagram []byte) error
 	// OnEnd is called with each connection and session that ends, or that no endpoint takes, by the
 	// goroutine that serves it: it has to return at once, and may not call the Server.
 	OnEnd func(End)
@@ -108,6 +111,9 @@ func (c Config) filled() Config {
 	}
 	if c.OnFailed == nil {
 		c.OnFailed = func(service.Protocol, netip.AddrPort, netip.Addr, error) {}
+	}
+	if c.TimeExceeded == nil {
+		c.TimeExceeded = func(netip.AddrPort, netip.AddrPort, []byte) error { return nil }
 	}
 	if c.OnEnd == nil {
 		c.OnEnd = func(End) {}

@@ -33,6 +33,7 @@ type Counters struct {
 	Retried   uint64
 	BytesIn   uint64
 	BytesOut  uint64
+	Looped    Looped
 	Endpoints []EndpointCounters // in address order; of a service that no client came to, none
 }
 
@@ -99,7 +100,7 @@ func (c *Counters) silent() bool {
 func (s *serviceState) totals() Counters {
 	return Counters{
 		Active: s.active.Load(), Total: s.counters.total.Load(), Failed: s.failed.Load(), Retried: s.retried.Load(),
-		BytesIn: s.counters.bytesIn.Load(), BytesOut: s.counters.bytesOut.Load(),
+		BytesIn: s.counters.bytesIn.Load(), BytesOut: s.counters.bytesOut.Load(), Looped: s.hops.looped(),
 	}
 }
 

@@ -38,18 +38,25 @@ type source struct {
 	transparent bool       // addr isn't this node's own
 }
 
-// connect makes a socket of a kind, SOCK_STREAM or SOCK_DGRAM, and connects it to an endpoint, or
-// begins to: its loop learns of the outcome.
-func (d *dialers) connect(kind int, s source, to netip.AddrPort) (fd int, err error) {
+// target says what kind of socket, SOCK_STREAM or SOCK_DGRAM, is connected to which endpoint, and how.
+type target struct {
+	kind int
+	source
+	to   netip.AddrPort
+	hops int32 // TTL of its packets; 0 for the node's default
+}
+
+// connect makes a socket and connects it to an endpoint, or begins to: its loop learns of the outcome.
+func (d *dialers) connect(t target) (fd int, err error) {
 	from := func(local netip.AddrPort) (err error) {
-		fd, err = d.connectFrom(kind, s.transparent, local, to)
+		fd, err = d.connectFrom(t, local)
 		return err
 	}
 	switch {
-	case s.transparent:
-		err = d.ports.from(s.addr, from)
-	case s.addr.IsValid():
-		err = from(netip.AddrPortFrom(s.addr, 0))
+	case t.transparent:
+		err = d.ports.from(t.addr, from)
+	case t.addr.IsValid():
+		err = from(netip.AddrPortFrom(t.addr, 0))
 	default:
 		err = from(netip.AddrPort{})
 	}
@@ -58,13 +65,13 @@ func (d *dialers) connect(kind int, s source, to netip.AddrPort) (fd int, err er
 
 // connectFrom is connect from one local address and port; an invalid address leaves
 // both to the kernel.
-func (d *dialers) connectFrom(kind int, transparent bool, local, to netip.AddrPort) (int, error) {
-	remote := newRawAddress(to)
-	fd, err := sysSocket(int(remote.family), kind)
+func (d *dialers) connectFrom(t target, local netip.AddrPort) (int, error) {
+	remote := newRawAddress(t.to)
+	fd, err := sysSocket(int(remote.family), t.kind)
 	if err != 0 {
 		return -1, err
 	}
-	if err = d.prepare(fd, kind, transparent, local, to.Addr().Is4()); err == 0 {
+	if err = d.prepare(fd, t, local); err == 0 {
 		if err = sysConnect(fd, &remote); err == unix.EINPROGRESS || err == unix.EINTR {
 			err = 0
 		}
@@ -76,18 +83,21 @@ func (d *dialers) connectFrom(kind int, transparent bool, local, to netip.AddrPo
 	return fd, nil
 }
 
-func (d *dialers) prepare(fd, kind int, transparent bool, local netip.AddrPort, v4 bool) (err unix.Errno) {
+func (d *dialers) prepare(fd int, t target, local netip.AddrPort) (err unix.Errno) {
 	set := func(level, option int, value int32) {
 		if err == 0 {
 			err = sysOption(fd, level, option, value)
 		}
 	}
 	level, isTransparent, reportErrors := unix.SOL_IPV6, unix.IPV6_TRANSPARENT, unix.IPV6_RECVERR
-	if v4 {
+	if t.to.Addr().Is4() {
 		level, isTransparent, reportErrors = unix.SOL_IP, unix.IP_TRANSPARENT, unix.IP_RECVERR
 	}
 	set(unix.SOL_SOCKET, unix.SO_MARK, d.mark)
-	if kind == unix.SOCK_STREAM {
+	if t.hops > 0 {
+		set(level, unicastHops(level), t.hops)
+	}
+	if t.kind == unix.SOCK_STREAM {
 		set(unix.IPPROTO_TCP, unix.TCP_NODELAY, 1)
 		err = cmp.Or(err, keepAlive(fd, d.keepAlive))
 	} else {
@@ -98,9 +108,9 @@ func (d *dialers) prepare(fd, kind int, transparent bool, local netip.AddrPort, 
 	if err != 0 || !local.IsValid() {
 		return err
 	}
-	if transparent {
+	if t.transparent {
 		set(level, isTransparent, 1)
-		if kind == unix.SOCK_STREAM { // a port is one connection's for a destination, not for all of them
+		if t.kind == unix.SOCK_STREAM { // a port is one connection's for a destination, not for all of them
 			set(unix.SOL_SOCKET, unix.SO_REUSEADDR, 1)
 		}
 	}

@@ -211,11 +211,19 @@ func tuneUDP(fd int, f service.Family) error {
 	unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, listenerBuffer)
 	unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_SNDBUFFORCE, listenerBuffer)
 	if f == service.IPv4 {
-		return unix.SetsockoptInt(fd, unix.SOL_IP, unix.IP_PKTINFO, 1)
+		return failure(cmp.Or(sysOption(fd, unix.SOL_IP, unix.IP_PKTINFO, 1), tellHops(fd, f)))
 	}
 	// The address that rules lead datagrams to, and answers come from, is no
 	// interface's (ip6_datagram_send_ctl in net/ipv6/datagram.c).
-	return failure(cmp.Or(sysOption(fd, unix.SOL_IPV6, unix.IPV6_FREEBIND, 1), sysOption(fd, unix.SOL_IPV6, unix.IPV6_RECVPKTINFO, 1)))
+	return failure(cmp.Or(sysOption(fd, unix.SOL_IPV6, unix.IPV6_FREEBIND, 1), sysOption(fd, unix.SOL_IPV6, unix.IPV6_RECVPKTINFO, 1), tellHops(fd, f)))
+}
+
+// tellHops has each datagram come with its TTL.
+func tellHops(fd int, f service.Family) unix.Errno {
+	if f == service.IPv4 {
+		return sysOption(fd, unix.SOL_IP, unix.IP_RECVTTL, 1)
+	}
+	return sysOption(fd, unix.SOL_IPV6, unix.IPV6_RECVHOPLIMIT, 1)
 }
 
 // keepAlive lets the kernel ask the peer whether it is still there, after the

@@ -106,8 +106,8 @@ func incomingIndex(fd int, f service.Family) (int, error) {
 	if errno != 0 {
 		return 0, errno
 	}
-	info, ok := findPacketInfo(b[:n])
-	if !ok {
+	info, _ := findPacketInfo(b[:n])
+	if info == nil {
 		return 0, unix.ENODATA
 	}
 	return info.interfaceIndex(), nil
@@ -163,23 +163,25 @@ func (p packetInfo) interfaceIndex() int {
 	return int(binary.NativeEndian.Uint32(p[at:]))
 }
 
-// findPacketInfo finds where a packet arrived in control messages. They are read by hand
-// because the parsers of net and x/sys allocate.
-func findPacketInfo(oob []byte) (packetInfo, bool) {
+// findPacketInfo finds where a packet arrived in control messages, and its TTL; nil and 0 where they don't say. They
+// are read by hand because the parsers of net and x/sys allocate.
+func findPacketInfo(oob []byte) (info packetInfo, hops int32) {
 	for len(oob) >= unix.SizeofCmsghdr {
 		size := int(binary.NativeEndian.Uint64(oob))
 		level, kind := int32(binary.NativeEndian.Uint32(oob[8:])), int32(binary.NativeEndian.Uint32(oob[12:]))
 		if size < unix.SizeofCmsghdr || size > len(oob) {
-			return nil, false
+			break
 		}
 		data := oob[unix.SizeofCmsghdr:size]
 		switch {
-		case level == unix.SOL_IP && kind == unix.IP_PKTINFO && len(data) >= unix.SizeofInet4Pktinfo:
-			return data[:unix.SizeofInet4Pktinfo], true
-		case level == unix.SOL_IPV6 && kind == unix.IPV6_PKTINFO && len(data) >= unix.SizeofInet6Pktinfo:
-			return data[:unix.SizeofInet6Pktinfo], true
+		case info == nil && level == unix.SOL_IP && kind == unix.IP_PKTINFO && len(data) >= unix.SizeofInet4Pktinfo:
+			info = data[:unix.SizeofInet4Pktinfo]
+		case info == nil && level == unix.SOL_IPV6 && kind == unix.IPV6_PKTINFO && len(data) >= unix.SizeofInet6Pktinfo:
+			info = data[:unix.SizeofInet6Pktinfo]
+		case (level == unix.SOL_IP && kind == unix.IP_TTL || level == unix.SOL_IPV6 && kind == unix.IPV6_HOPLIMIT) && len(data) >= 4:
+			hops = max(1, int32(binary.NativeEndian.Uint32(data)))
 		}
 		oob = oob[min(len(oob), unix.CmsgSpace(size-unix.SizeofCmsghdr)):]
 	}
-	return nil, false
+	return info, hops
 }

@@ -137,7 +137,8 @@ type serviceState struct {
 	active   atomic.Int64
 	failed   atomic.Uint64 // clients that no endpoint took
 	retried  atomic.Uint64 // attempts on a further endpoint
-	reached  atomic.Bool   // OnFirst was called
+	hops     hopCounts
+	reached  atomic.Bool // OnFirst was called
 	affinity atomic.Pointer[lb.Affinity]
 
 	mu        sync.Mutex                   // guards the map, not what its values point to

@@ -88,6 +88,11 @@ func (s *Server) inherit(row *handover.Listener, f inherited) error {
 			return err
 		}
 		l.fds = append(l.fds, fd)
+		if protocol == service.UDP { // a kproxy before this one may not have asked for it
+			if err := failure(tellHops(fd, l.family)); err != nil {
+				return fmt.Errorf("ask for TTLs: %w", err)
+			}
+		}
 		var local rawAddress
 		if err := failure(sysLocal(fd, &local)); err != nil {
 			return fmt.Errorf("get port: %w", err)
@@ -290,6 +295,9 @@ func (t *takeover) side(x *tcpConn, i int, row *handover.Side) (err error) {
 			return err
 		}
 		x.sides[i] = side{fd: fd, tag: x.loop.conns.tag(), writable: true}
+		if i == clientSide {
+			x.hops = hopsOf(fd, service.FamilyOf(x.client.Addr()))
+		}
 	}
 	switch {
 	case len(row.Copied) > copySize:
@@ -397,6 +405,9 @@ func (t *takeover) session(row *handover.Session) error {
 		return err
 	}
 	x.upstream, u.session = u, x
+	if level := u.key.level(); sysAskOption(fd, level, unicastHops(level), &u.hops) == 0 {
+		x.hops = u.hops + 1
+	}
 	s.records.of(fd).session(x)
 	x.follow()
 	return nil

@@ -41,7 +41,8 @@ type tcpConn struct {
 	record  *record // nil where nothing outlives this process
 	front   front
 	from    plan.Client
-	reached bool // an endpoint has taken it at least once
+	hops    int32 // that the client's packets have left
+	reached bool  // an endpoint has taken it at least once
 
 	sides [2]side
 	pumps [2]pump
@@ -100,8 +101,13 @@ func (l *loop) admitTCP(t *listener, fd int, client netip.AddrPort) (*tcpConn, *
 		s.turnedAway(f, service.TCP, client, orig, from)
 		return nil, nil
 	}
-	x := &tcpConn{loop: l, front: f, from: from, record: s.records.of(fd)}
+	x := &tcpConn{loop: l, front: f, from: from, hops: hopsOf(fd, t.family), record: s.records.of(fd)}
 	x.state, x.client, x.orig, x.started = f.view.state, client, orig, time.Now()
+	if !x.state.hops.pass(x.hops) {
+		s.exceeded(x.state, client.Addr())
+		s.cfg.OnEnd(End{Connection: x.describe(), Refused: errNoHops})
+		return nil, nil
+	}
 	x.sides = [2]side{{fd: fd, tag: l.conns.tag(), readable: true, writable: true}, {fd: -1}}
 	return x, f.group(from, s.table.rules())
 }
@@ -146,7 +152,7 @@ func (x *tcpConn) dial() {
 		x.source = s.table.source(x.front, x.from, e.address.Addr())
 		now := sinceEpoch()
 		x.began = now
-		fd, err := s.dialers.connect(unix.SOCK_STREAM, x.source, e.address)
+		fd, err := s.dialers.connect(target{unix.SOCK_STREAM, x.source, e.address, x.hops - 1})
 		if err == nil {
 			end := &x.sides[endpointSide]
 			*end = side{fd: fd, tag: l.conns.tag(), asksOut: true}

@@ -149,9 +149,10 @@ func (x *tcpConn) sourceDied(d int) {
 }
 
 // mayRetry reports whether the endpoint can be replaced: neither side has had a byte from
-// the other one, neither has finished, and the search isn't over.
+// the other one, neither has finished, and the search isn't over. In a loop each
+// connection on the way would try again what the next one has tried.
 func (x *tcpConn) mayRetry() bool {
-	return x.search != nil && x.attempt <= x.loop.server.retries(x.front.view.plan.Port) && !x.killed.Load() && x.loop.now < x.until &&
+	return x.search != nil && x.attempt <= x.loop.server.retries(x.front.view.plan.Port) && !x.killed.Load() && x.loop.now < x.until && !x.state.hops.looping() &&
 		x.meters[clientSide].count.Load() == 0 && x.meters[endpointSide].count.Load() == 0 && x.ended == [2]bool{}
 }
 

@@ -23,7 +23,7 @@ const (
 	// slotStride is the distance of two slots: a datagram's size and some cache
 	// lines, or the beginnings of all slots would share the same few lines.
 	slotStride = datagramSize + 1 + 17*64
-	// controlSize holds IP_PKTINFO or IPV6_PKTINFO, and UDP_SEGMENT.
+	// controlSize holds IP_PKTINFO or IPV6_PKTINFO, and IP_TTL, IPV6_HOPLIMIT or UDP_SEGMENT.
 	controlSize = 96
 )
 
@@ -273,28 +273,28 @@ func newSessionKey(from netip.AddrPort, to netip.Addr, zone uint32) sessionKey {
 }
 
 // keyOf makes the key of a datagram; false if its control messages don't say
-// where it arrived. in is the index of the interface.
-func keyOf(name *unix.RawSockaddrInet6, oob []byte) (k sessionKey, in int, ok bool) {
-	info, ok := findPacketInfo(oob)
+// where it arrived. in is the index of the interface, hops its TTL.
+func keyOf(name *unix.RawSockaddrInet6, oob []byte) (k sessionKey, in int, hops int32, ok bool) {
+	info, hops := findPacketInfo(oob)
 	switch {
-	case !ok:
-		return k, 0, false
+	case info == nil:
+		return k, 0, 0, false
 	case name.Family == unix.AF_INET:
 		v4 := (*unix.RawSockaddrInet4)(unsafe.Pointer(name))
 		k.port = networkOrder(v4.Port)
 		*(*[4]byte)(k.client[:]) = v4.Addr
 		if len(info) != unix.SizeofInet4Pktinfo {
-			return k, 0, false
+			return k, 0, 0, false
 		}
 		*(*[4]byte)(k.local[:]) = [4]byte(info[8:12]) // ipi_addr: the header's destination
 	default:
 		k.family, k.port, k.client, k.zone = service.IPv6, networkOrder(name.Port), name.Addr, name.Scope_id
 		if len(info) != unix.SizeofInet6Pktinfo {
-			return k, 0, false
+			return k, 0, 0, false
 		}
 		k.local = [16]byte(info[:16])
 	}
-	return k, info.interfaceIndex(), true
+	return k, info.interfaceIndex(), hops, true
 }
 
 // networkOrder converts a port, which is in network order in memory.

@@ -57,6 +57,7 @@ type session struct {
 	reply     destination // of what goes to the client
 	in        int         // index of the interface that its first datagram came in on
 	phase     sessionPhase
+	hops      int32        // that the datagrams received last have left, the least of them
 	active    atomic.Int64 // when a datagram last came, from either side
 	front     front
 	from      plan.Client
@@ -111,11 +112,14 @@ func (x *session) forward() {
 		ds = append(ds, data)
 	}
 	w.datagrams, x.first, x.last = ds, -1, -1
-	if x.phase == ended {
-		return
+	switch {
+	case x.phase == ended:
+	case !x.state.hops.pass(x.hops):
+		x.exceed(ds[0])
+	default:
+		x.count(len(ds), 0)
+		x.send(ds)
 	}
-	x.count(len(ds), 0)
-	x.send(ds)
 }
 
 // count counts datagrams from the client and from the endpoint.
@@ -155,7 +159,7 @@ func (x *session) replace(err error) {
 		return
 	}
 	if next := x.worker.open(x.key, x.in); next != nil {
-		next.first, next.last = first, last
+		next.first, next.last, next.hops = first, last, x.hops
 		x.worker.received = append(x.worker.received, next)
 	}
 }
@@ -171,6 +175,13 @@ func (x *session) begin(o origin) {
 	x.state.active.Add(1)
 	x.worker.server.live.add(x)
 	x.worker.timers.set(&x.timer, x.worker.now+int64(x.idle()))
+	if !x.state.hops.pass(x.hops) {
+		first, _ := x.worker.in.bytes(int(x.first))
+		x.exceed(first)
+		x.refused = errNoHops
+		x.end()
+		return
+	}
 	if !x.connect(nil) {
 		x.fail(errNoEndpoint)
 		return
@@ -311,6 +322,7 @@ func (x *session) idle() time.Duration {
 // the next one gets them.
 func (x *session) send(ds [][]byte) {
 	for moves := 0; len(ds) > 0 && x.phase == ready; {
+		x.upstream.limit(x.hops)
 		n, err := x.upstream.send(x.worker, ds)
 		x.sent(ds[:n])
 		ds = ds[n:]

@@ -17,6 +17,7 @@ type upstream struct {
 	tag       uint32   // tells it from those that had the number before
 	session   *session // nil while it is in the pool
 	idleSince int64
+	hops      int32 // TTL of its packets; 0 for the node's default
 	to        destination
 	queued    bool // has more to receive
 }
@@ -26,7 +27,7 @@ func (w *udpWorker) upstream(k socketKey) (*upstream, error) {
 	if u := w.pool.take(k); u != nil {
 		return u, nil
 	}
-	fd, err := w.server.dialers.connect(unix.SOCK_DGRAM, k.from, k.to)
+	fd, err := w.server.dialers.connect(target{kind: unix.SOCK_DGRAM, source: k.from, to: k.to})
 	if err != nil {
 		return nil, err
 	}

@@ -19,6 +19,7 @@ type udpWorker struct {
 	server *Server
 	number int // of its sockets in the listeners
 	now    int64
+	told   int64 // when a client was last told that its datagram may go no further
 
 	in, out  *batch // of clients and of endpoints
 	replies  replies
@@ -160,7 +161,7 @@ func (w *udpWorker) serve(l *udpListener) {
 // accept gives the datagram in a slot to its session, and opens one if there is none.
 func (w *udpWorker) accept(l *udpListener, slot int) {
 	data, whole := w.in.bytes(slot)
-	k, in, ok := keyOf(&w.in.names[slot], w.in.oob(slot))
+	k, in, hops, ok := keyOf(&w.in.names[slot], w.in.oob(slot))
 	if !ok || !whole {
 		return
 	}
@@ -176,11 +177,12 @@ func (w *udpWorker) accept(l *udpListener, slot int) {
 	}
 	w.next[slot] = -1
 	if x.first < 0 {
-		x.first = int16(slot)
+		x.first, x.hops = int16(slot), hops
 		w.received = append(w.received, x)
 		x.revalidate()
 	} else {
 		w.next[x.last] = int16(slot)
+		x.hops = min(x.hops, hops)
 	}
 	x.last = int16(slot)
 }
