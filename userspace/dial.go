@@ -9,7 +9,6 @@ import (
 	"net/netip"
 	"os"
 	"syscall"
-	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -17,14 +16,13 @@ import (
 // dialers open marked sockets: towards endpoints by hand, with as few system calls as can be, and
 // towards this process, for probes, by the standard library.
 type dialers struct {
-	own       net.Dialer // towards this process
-	ports     ports      // of sockets with an address that isn't this node's
-	mark      int32
-	keepAlive time.Duration
+	own   net.Dialer // towards this process
+	ports ports      // of sockets with an address that isn't this node's
+	mark  int32
 }
 
-func newDialers(mark uint32, keepAlive time.Duration) *dialers {
-	d := &dialers{ports: belowClients(), mark: int32(mark), keepAlive: keepAlive}
+func newDialers(mark uint32) *dialers {
+	d := &dialers{ports: belowClients(), mark: int32(mark)}
 	d.own.Control = func(_, _ string, c syscall.RawConn) (err error) {
 		ctrlErr := c.Control(func(fd uintptr) { err = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_MARK, int(mark)) })
 		return errors.Join(ctrlErr, err)
@@ -99,7 +97,6 @@ func (d *dialers) prepare(fd int, t target, local netip.AddrPort) (err unix.Errn
 	}
 	if t.kind == unix.SOCK_STREAM {
 		set(unix.IPPROTO_TCP, unix.TCP_NODELAY, 1)
-		err = cmp.Or(err, keepAlive(fd, d.keepAlive))
 	} else {
 		// By default a socket learns of unreachable ports, but not of unreachable hosts
 		// (udp_err in net/ipv4/udp.c).

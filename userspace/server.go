@@ -68,7 +68,7 @@ func New(cfg Config) *Server {
 	}
 	s.stopped, s.stop = context.WithCancel(context.Background())
 	s.locals.list, s.locals.ask = cfg.LocalAddresses, isLocal
-	s.dialers = newDialers(cfg.Mark, cfg.KeepAlive)
+	s.dialers = newDialers(cfg.Mark)
 	return s
 }
 

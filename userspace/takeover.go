@@ -337,9 +337,8 @@ func (t *takeover) phase(x *tcpConn, row *handover.Connection) error {
 			x.queued = true
 			l.busy = append(l.busy, x)
 		}
-		if x.limit = row.SilenceLimit; x.limit > 0 {
-			l.timers.set(&x.timer, x.active+x.limit)
-		}
+		x.limit, x.alive = row.SilenceLimit, t.now+int64(l.server.cfg.KeepAlive)
+		x.wake()
 		x.record.relaying(x)
 		return nil
 	case handover.Leaving:

@@ -46,11 +46,21 @@ func TestTimersGoOffInOrder(t *testing.T) {
 	}
 }
 
-// Sockets towards endpoints keep alive, and send at once whatever is written.
+// Sockets towards endpoints keep alive once they are old enough for it to matter, and send at once whatever is written.
 func TestOptionsOfEndpointSockets(t *testing.T) {
 	s := start(t, Config{KeepAlive: 77 * time.Second}, testPlan(testService{name: "s", eps: []netip.AddrPort{tcpEndpoint(t, named("a"))}}))
 	ask(t, connect(t, s), "x")
 	x := s.live.all()[0].(*tcpConn)
+	young := make(chan int)
+	x.loop.post(func() {
+		v, _ := unix.GetsockoptInt(x.sides[endpointSide].fd, unix.SOL_SOCKET, unix.SO_KEEPALIVE)
+		x.alive = x.loop.now // as it is 77 s later
+		x.expire()
+		young <- v
+	})
+	if v := <-young; v != 0 {
+		t.Errorf("SO_KEEPALIVE is %d from the beginning, which costs short connections four calls", v)
+	}
 	for _, o := range []struct {
 		name          string
 		level, option int

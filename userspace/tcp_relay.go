@@ -21,6 +21,7 @@ type relayState struct {
 	dead   [2]bool // writing to side d failed
 	active int64   // when bytes last moved, in nanoseconds since epoch
 	limit  int64   // of silence, in nanoseconds; 0 for none
+	alive  int64   // when the kernel is told to ask the endpoint whether it is there; 0 once it was
 	wait   time.Duration
 	reset  int64 // when a reset waits no longer
 }
@@ -28,7 +29,8 @@ type relayState struct {
 // begin relays between the client and the endpoint that has just taken it.
 func (x *tcpConn) begin() {
 	x.phase = relaying
-	x.relayState = relayState{active: x.loop.now}
+	x.relayState = relayState{active: x.loop.now, alive: x.loop.now + int64(x.loop.server.cfg.KeepAlive)}
+	x.wake()
 	for d := range x.pumps {
 		x.pumps[d].meter = &x.meters[d]
 	}
@@ -207,16 +209,32 @@ func (x *tcpConn) restrict(d time.Duration) {
 		return
 	}
 	x.limit, x.active = int64(d), x.loop.now
-	x.loop.timers.set(&x.timer, x.active+x.limit)
+	x.wake()
+}
+
+// wake sets the timer to what is due next, if anything is.
+func (x *tcpConn) wake() {
+	due := x.alive
+	if silence := x.active + x.limit; x.limit > 0 && (due == 0 || silence < due) {
+		due = silence
+	}
+	if due > 0 {
+		x.loop.timers.set(&x.timer, due)
+	}
 }
 
 // expire ends a connection that was silent for too long: an end of data would
 // make a truncated answer look complete. The timer isn't touched when bytes move;
-// instead it finds out here that it has to go on.
+// instead it finds out here that it has to go on. Only a connection that has got as old as the first keepalive
+// needs the options for it: the kernel counts from the last bytes, whenever they are set (tcp_sock_set_keepidle_locked).
 func (x *tcpConn) expire() {
-	if due := x.active + x.limit; due > x.loop.now {
-		x.loop.timers.set(&x.timer, due)
+	if x.limit > 0 && x.active+x.limit <= x.loop.now {
+		x.cut()
 		return
 	}
-	x.cut()
+	if x.alive != 0 && x.alive <= x.loop.now {
+		x.alive = 0
+		keepAlive(x.sides[endpointSide].fd, x.loop.server.cfg.KeepAlive)
+	}
+	x.wake()
 }
