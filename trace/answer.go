@@ -25,6 +25,9 @@ func (t *tracer) answer(w way, r *route) []end {
 		DNAT: w.packet.DNAT, SNAT: w.packet.SNAT, DstDone: true, SrcDone: true, Reversed: netfilter.Yes,
 	}
 	t.near(&p, r)
+	if home {
+		p.Holder = netfilter.Socket{Found: true, Transparent: w.transparent}
+	}
 	hooks := []netfilter.Hook{netfilter.Prerouting, netfilter.Forward, netfilter.Postrouting}
 	if home {
 		hooks = []netfilter.Hook{netfilter.Prerouting, netfilter.Input}

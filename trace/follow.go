@@ -256,6 +256,9 @@ func (t *tracer) policyRemedy(s *netfilter.Step, p *netfilter.Packet) string {
 
 // unserved is a connection to a service in userspace that nothing took.
 func (t *tracer) unserved(s *netfilter.Step, v netfilter.Verdict) *Finding {
+	if before := t.takenBefore(); before != nil {
+		return before
+	}
 	if v == netfilter.Drop {
 		return &Finding{SeverityError, fmt.Sprintf("kproxy is alive, but no rule leads packets for %s to it", t.req.Address), place(s), t.repairs()}
 	}
@@ -315,7 +318,7 @@ func (t *tracer) near(p *netfilter.Packet, r *route) {
 
 // usedUp is a packet that ends here because a rule has lowered its hop limit.
 func (t *tracer) usedUp(what string) *Finding {
-	f := &Finding{SeverityError, "this node doesn't forward " + what + ", as its hop limit (TTL) is used up", "routing", "look for what lowers it: iptables-save -t mangle, or nft list ruleset"}
+	f := &Finding{SeverityError, "this node doesn't forward " + what + ", as its hop limit (TTL) is used up", "routing", "look for what lowers it, in the tables mangle and in those of nft list ruleset"}
 	if s := t.metRule("--TTL-", "--HL-", "TTL SET", "HOPLIMIT SET"); s != nil {
 		f.What, f.Where, f.Remedy = f.What+": a rule that isn't kproxy's sets it: "+s.Text, place(s), t.ruleRemedy(s)
 	}
@@ -360,6 +363,15 @@ func (t *tracer) metStep(is func(*netfilter.Step) bool) *netfilter.Step {
 		}
 	}
 	return nil
+}
+
+// takenBefore says which rule keeps the packet from kproxy's rules of the table nat; nil if none does.
+func (t *tracer) takenBefore() *Finding {
+	s := t.acceptedBefore(netfilter.Prerouting, netfilter.Output)
+	if s == nil {
+		return nil
+	}
+	return &Finding{SeverityError, "a rule that isn't kproxy's accepts the packet before kproxy's do: " + s.Text, place(s), "let it stand behind kproxy's jump; " + t.ruleRemedy(s)}
 }
 
 // acceptedBefore is a rule that isn't kproxy's and ends iptables' table nat for the packet before kproxy's rules; nil if it met none.

@@ -132,6 +132,10 @@ func TestFollow(t *testing.T) {
 			map[string]float64{"10.2.0.2:9000": 0.25, "10.2.0.3:9000": 0.75}},
 		{"userspace, and answers to the client's address aren't marked", "10.1.0.2", func(c *scene) { c.rules, c.listening = toUserspace, []string{"0.0.0.0:10244"} },
 			forecasts(onePlan(plan.Userspace), "10.1.0.2", 1), Dropped, []string{"don't reach kproxy", "10.1.0.2", "KPROXY-PREROUTING"}, nil},
+		{"userspace, and answers to the client's address are untracked", "10.1.0.2", func(c *scene) {
+			c.rules, c.listening = toUserspace+"*raw\n:PREROUTING ACCEPT [0:0]\n-A PREROUTING -s 10.2.0.0/16 -j CT --notrack\nCOMMIT\n"+
+				"*mangle\n:PREROUTING ACCEPT [0:0]\n-A PREROUTING -p tcp -m conntrack --ctstate UNTRACKED -m socket --transparent -j MARK --set-xmark 0x1000/0x1800\nCOMMIT\n", []string{"0.0.0.0:10244"}
+		}, forecasts(onePlan(plan.Userspace), "10.1.0.2", 1), Forwarded, nil, nil},
 		{"userspace is dead", "10.1.0.2", func(c *scene) { c.rules = toUserspace }, forecasts(onePlan(plan.Userspace), "", 1), Refused, []string{"nothing listens", "10244"}, nil},
 		{"userspace has nobody", "10.1.0.2", func(c *scene) { c.rules, c.listening = toUserspace, []string{"0.0.0.0:10244"} }, forecasts(onePlan(plan.Userspace), ""), Refused, []string{"no endpoint that takes connections"}, nil},
 		{"userspace, and OUTPUT drops", "10.1.0.2", func(c *scene) {

@@ -574,11 +574,11 @@ func (t *tracer) checkVerdict(r *Result) {
 		}
 		t.warn(SeverityError, "a rule that isn't kproxy's keeps conntrack from the packet (NOTRACK), so that its destination can't be translated", where, remedy)
 	case want == plan.Forward && r.Verdict == NotAService:
-		what, where, remedy := fmt.Sprintf("nothing in the kernel leads packets for %s to %s's endpoints", t.req.Address, t.serviceName()), "netfilter", t.repairs()
-		if s := t.acceptedBefore(netfilter.Prerouting, netfilter.Output); s != nil {
-			what, where, remedy = "a rule that isn't kproxy's accepts the packet before kproxy's do: "+s.Text, place(s), "let it stand behind kproxy's jump; "+t.ruleRemedy(s)
+		if f := t.takenBefore(); f != nil {
+			t.warn(f.Severity, f.What, f.Where, f.Remedy)
+			break
 		}
-		t.warn(SeverityError, what, where, remedy)
+		t.warn(SeverityError, fmt.Sprintf("nothing in the kernel leads packets for %s to %s's endpoints", t.req.Address, t.serviceName()), "netfilter", t.repairs())
 	case want != plan.Forward && r.Verdict == NotAService && r.Service != "":
 		t.warn(SeverityError, t.notForwarded(want), "plan", "")
 	case want != plan.Forward && r.Verdict == Forwarded:

@@ -196,6 +196,75 @@ var faults = []fault{
 		remedy: "iptables -t filter -D FORWARD 1",
 		fate:   isSilent, verdict: trace.Undetermined, culprit: []string{"decides by itself", "NFQUEUE", "rule 1 of chain FORWARD"},
 	},
+	// What packets carry, and how many there are.
+	{
+		name: "the hop limit is used up", in: inDNAT, plant: []string{"iptables -t mangle -I PREROUTING 1 -d 10.96.0.20 -p tcp -j TTL --ttl-set 1"}, remedy: "iptables -t mangle -D PREROUTING 1",
+		verdict: trace.Refused, culprit: []string{"hop limit (TTL) is used up", "TTL --ttl-set 1", "rule 1 of chain PREROUTING in table mangle"},
+	},
+	{
+		name: "the hop limit of what stays here", in: inUserspace, plant: []string{"iptables -t mangle -I PREROUTING 1 -d 10.96.0.20 -p tcp -j TTL --ttl-set 1"}, lift: []string{"iptables -t mangle -D PREROUTING 1"},
+		fate: isAnswered, verdict: trace.Forwarded,
+	},
+	{
+		name: "the answers' hop limit is used up", in: inDNAT, plant: []string{"nft add table ip guard { chain c { type filter hook prerouting priority -150 ; ip saddr 10.2.0.0/16 ip ttl set 1 ; } ; }"},
+		lift: []string{"nft delete table ip guard"},
+		fate: isSilent, verdict: trace.Dropped, culprit: []string{"doesn't forward the answers of 10.2.0.2", "ip saddr 10.2.0.0/16 ip ttl set 1", "chain c in nftables table ip guard"},
+	},
+	{
+		name: "hop limits that no client has", plant: []string{"iptables -t raw -I PREROUTING 1 -m ttl --ttl-lt 10 -j DROP"}, lift: []string{"iptables -t raw -D PREROUTING 1"},
+		fate: isAnswered, verdict: trace.Forwarded,
+	},
+	{
+		name: "the client's hop limit", plant: []string{"iptables -t raw -I PREROUTING 1 -i client -m ttl --ttl-eq 64 -j DROP"}, remedy: "iptables -t raw -D PREROUTING 1",
+		fate: isSilent, verdict: trace.Dropped, culprit: []string{"--ttl-eq 64", "rule 1 of chain PREROUTING in table raw"},
+	},
+	{
+		name: "small MSS", plant: []string{"iptables -t raw -I PREROUTING 1 -p tcp --syn -m tcpmss --mss 1:500 -j DROP"}, lift: []string{"iptables -t raw -D PREROUTING 1"},
+		fate: isAnswered, verdict: trace.Forwarded,
+	},
+	{
+		name: "the client's MSS", plant: []string{"iptables -t raw -I PREROUTING 1 -p tcp --syn -m tcpmss ! --mss 536:1400 -j DROP"}, remedy: "iptables -t raw -D PREROUTING 1",
+		fate: isSilent, verdict: trace.Dropped, culprit: []string{"! --mss 536:1400", "rule 1 of chain PREROUTING in table raw"},
+	},
+	{
+		name: "the length of a SYN", plant: []string{"nft add table ip guard { chain c { type filter hook prerouting priority -300 ; iifname client tcp flags syn meta length 60 drop ; } ; }"},
+		lift: []string{"nft delete table ip guard"},
+		fate: isSilent, verdict: trace.Dropped, culprit: []string{"meta length 60 drop", "rule 1 of chain c in nftables table ip guard"},
+	},
+	{
+		name: "generous limits of each client",
+		plant: []string{
+			"iptables -t mangle -I PREROUTING 1 -p tcp --syn -m hashlimit --hashlimit-name e2e --hashlimit-mode srcip --hashlimit-above 10000/s --hashlimit-burst 10000 -j DROP",
+			"iptables -t mangle -I PREROUTING 1 -p tcp --syn -m connlimit --connlimit-above 5000 -j DROP",
+			"nft add table ip guard { set s { type ipv4_addr ; flags dynamic ; } ; chain c { type filter hook prerouting priority -150 ; tcp flags syn add @s { ip saddr limit rate over 10000/second burst 10000 packets } drop ; } ; }",
+		},
+		lift: []string{"nft delete table ip guard", "iptables -t mangle -D PREROUTING 1", "iptables -t mangle -D PREROUTING 1"},
+		fate: isAnswered, verdict: trace.Forwarded,
+	},
+	// The order of chains, and tables that aren't live.
+	{
+		name: "a dormant table", plant: []string{"nft add table ip guard { flags dormant ; chain c { type filter hook prerouting priority -300 ; policy drop ; } ; }"}, lift: []string{"nft delete table ip guard"},
+		fate: isAnswered, verdict: trace.Forwarded,
+	},
+	{
+		name: "a nat chain that was loaded later", plant: []string{"nft add table ip later { chain c { type nat hook prerouting priority dstnat ; ip daddr 10.96.0.20 tcp dport 80 dnat to 10.2.0.3:7777 ; } ; }"},
+		lift: []string{"nft delete table ip later"},
+		fate: isRefused, verdict: trace.Refused, culprit: []string{"10.2.0.3:7777", "no endpoint of default/one:line", "rule 1 of chain c in nftables table ip later"},
+	},
+	{
+		name: "a rule accepts before kproxy's, of userspace", in: inUserspace, by: byIPTables, plant: []string{"iptables -t nat -I PREROUTING 1 -d 10.96.0.0/16 -j ACCEPT"},
+		remedy: "iptables -t nat -D PREROUTING 1",
+		fate:   isSilent, verdict: trace.Dropped, culprit: []string{"accepts the packet before kproxy's do", "-d 10.96.0.0/16 -j ACCEPT", "behind kproxy's jump"},
+	},
+	{
+		name: "a rule accepts before kproxy's", in: inIPTables, plant: []string{"iptables -t nat -I PREROUTING 1 -d 10.96.0.0/16 -j ACCEPT"},
+		remedy: "iptables -t nat -D PREROUTING 1",
+		fate:   isSilent, verdict: trace.NotAService, culprit: []string{"accepts the packet before kproxy's do", "-d 10.96.0.0/16 -j ACCEPT", "behind kproxy's jump"},
+	},
+	{
+		name: "untracked answers to kproxy", in: inUserspace, plant: []string{"iptables -t raw -I PREROUTING 1 -s 10.2.0.0/16 -p tcp --sport 9000 -j CT --notrack"}, lift: []string{"iptables -t raw -D PREROUTING 1"},
+		fate: isAnswered, verdict: trace.Forwarded,
+	},
 	// Routes, links and neighbours.
 	{
 		name: "one endpoint's route is a blackhole", at: "web", in: inKernel, plant: []string{"ip route replace blackhole 10.2.0.2/32 metric 0"}, lift: []string{"ip route replace 10.2.0.2/32 dev b1 scope link metric 0"},

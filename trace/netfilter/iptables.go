@@ -308,11 +308,13 @@ func chance(p float64, why string) matched {
 	return matched{answer: Chance, chance: p, why: why}
 }
 
-// socket matches what a socket of this host would receive. Of a new connection
+// socket matches what a socket of this host would receive: one that has the connection. Of a new connection
 // that is one which listens at exactly its destination: those that listen on
 // every address don't count without --nowildcard (xt_socket.c).
 func socket(w *walker, p *Packet, e *extension) matched {
 	switch {
+	case p.Reply:
+		return is(p.Holder.Found && (p.Holder.Transparent || !e.has("--transparent")), false, "no socket that this looks for has the connection")
 	case p.State != New && p.State != Invalid && p.State != Untracked:
 		return maybe("whether a socket has this connection isn't known")
 	case e.has("--nowildcard"):

@@ -689,12 +689,12 @@ var socketFields = map[uint64]*loaded{0: socketField("transparent"), 2: socketFi
 
 func socketField(key string) *loaded {
 	return &loaded{symbol{text: "socket " + key, kind: asHostNumber, size: 1}, func(w *walker, p *Packet) (v, k []byte, ok bool) {
-		if p.State != New && p.State != Invalid && p.State != Untracked {
-			return notKnown(1)
-		}
-		found, err := w.tables.host.Listens(p.Protocol, p.Dst)
-		if err != nil {
-			return notKnown(1)
+		found := p.Holder
+		if !p.Reply {
+			var err error
+			if found, err = w.tables.host.Listens(p.Protocol, p.Dst); err != nil || p.State != New && p.State != Invalid && p.State != Untracked {
+				return notKnown(1)
+			}
 		}
 		v, k, _ = known(map[bool]byte{true: 1}[found.Transparent && key == "transparent" || found.Wildcard && key == "wildcard"])
 		return v, k, found.Found

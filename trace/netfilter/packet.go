@@ -47,6 +47,8 @@ type Packet struct {
 	// Unnamed says that its sender is a user and a group that no rule names; who sends a packet
 	// isn't known otherwise.
 	Unnamed bool
+	// Holder is the socket of this host that the packet's connection belongs to, of an answer; none of one that is forwarded.
+	Holder Socket
 	// Socket is where a TPROXY rule delivers the packet.
 	Socket netip.AddrPort
 	// Priority is the packet's, if a rule has set it.

@@ -155,7 +155,7 @@ func (w *walker) walkTied(bases, after []*Base, in []way) (on, ended []way) {
 	if alike {
 		return on, ended
 	}
-	why := fmt.Sprintf("which comes first is known of neither: chain %s of legacy iptables, or another of its priority", bases[len(bases)-1].Chain)
+	why := fmt.Sprintf("which comes first is known of neither: chain %s of the legacy variant, or another of its priority", bases[len(bases)-1].Chain)
 	for _, ways := range [][]way{on, ended} {
 		for i := range ways {
 			x := &ways[i]
