@@ -122,7 +122,7 @@ func newModelHost(t *testing.T) *modelHost {
 	t.Helper()
 	host := kerneltest.NewHost()
 	c := steering.DefaultEnv(nil)
-	c.Runner, c.Sets, c.Variant = host, host.Sets(), kernel.VariantNFT()
+	c.Runner, c.Rules, c.Sets, c.Variant = host, host.Rules, host.Sets(), kernel.VariantNFT()
 	b := iptables.New(c)
 	// The fast loop makes the redirect sets before it hands over a plan.
 	for _, s := range steering.EmptySets() {

@@ -39,7 +39,7 @@ var layout = []row{
 	{folder: "plan", imports: "service lb health", pure: true},
 	{folder: "kernel/nlmsg", third: "golang.org/x/sys"},
 	{folder: "kernel", imports: "service plan kernel/nlmsg", third: netlink + " github.com/hashicorp/go-multierror"},
-	{folder: "kernel/steering", imports: "kernel plan service", third: netlink + " github.com/hashicorp/go-multierror"},
+	{folder: "kernel/steering", imports: "kernel plan service", third: netlink + " github.com/coreos/go-iptables github.com/hashicorp/go-multierror"},
 	{folder: "kernel/iptables", imports: "kernel kernel/steering kernel/nlmsg plan lb service", third: netlink + " github.com/hashicorp/go-multierror"},
 	{folder: "kernel/ipvs", imports: "kernel kernel/steering kernel/nlmsg plan lb service", third: netlink + " github.com/moby/ipvs github.com/hashicorp/go-multierror"},
 	{folder: "kernel/nftables", imports: "kernel kernel/steering kernel/nlmsg plan lb service", third: "golang.org/x/sys"},

@@ -67,7 +67,7 @@ func modelSystem(t *testing.T, h *kerneltest.Host, faults *kerneltest.Faults) ke
 
 func modelBackend(t *testing.T, h *kerneltest.Host, faults *kerneltest.Faults) *iptables.Backend {
 	c := steering.DefaultEnv(nil)
-	c.Runner, c.Sets = faults.Runner(h), faults.Sets(h.Sets())
+	c.Runner, c.Rules, c.Sets = faults.Runner(h), faults.Rules(h.Rules), faults.Sets(h.Sets())
 	b := iptables.New(c)
 	return b
 }
@@ -121,7 +121,7 @@ func kernelSystem(t *testing.T, v kernel.Variant, faults *kerneltest.Faults) ker
 	}
 	t.Cleanup(sets.Close)
 	c := steering.DefaultEnv(nil)
-	c.Variant, c.Runner, c.Sets = v, faults.Runner(kernel.Exec{}), faults.Sets(sets)
+	c.Variant, c.Runner, c.Rules, c.Sets = v, faults.Runner(kernel.Exec{}), faults.Rules(steering.OpenSingleRules), faults.Sets(sets)
 	b := iptables.New(c)
 	return kerneltest.System{
 		Backend: b,

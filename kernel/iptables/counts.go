@@ -28,7 +28,7 @@ func (b *Backend) Counts(ctx context.Context) (kernel.Counts, error) {
 		{"nat", steering.ChainShort, "DNAT", &c.Steered},
 	} {
 		for _, f := range b.families() {
-			n, err := b.packets(ctx, f, chain.table, chain.name, chain.target)
+			n, err := b.packets(f, chain.table, chain.name, chain.target)
 			if err != nil {
 				return kernel.Counts{}, fmt.Errorf("read counters of %s: %w", chain.name, err)
 			}
@@ -39,14 +39,18 @@ func (b *Backend) Counts(ctx context.Context) (kernel.Counts, error) {
 }
 
 // packets adds up the packets of a chain's rules with a target.
-func (b *Backend) packets(ctx context.Context, f service.Family, table, chain, target string) (sum uint64, err error) {
-	text, err := b.run(ctx, f, table, "-v", "-S", chain)
-	if errors.Is(err, kernel.ErrNotFound) || errors.Is(err, kernel.ErrSyntax) { // the legacy variant's word for no such chain
+func (b *Backend) packets(f service.Family, table, chain, target string) (sum uint64, err error) {
+	rules, err := b.single(f)
+	if err != nil {
+		return 0, err
+	}
+	list, err := rules.ListWithCounters(table, chain)
+	if err = steering.Classified(err); errors.Is(err, kernel.ErrNotFound) || errors.Is(err, kernel.ErrSyntax) { // the legacy variant's word for no such chain
 		return 0, nil
 	} else if err != nil {
 		return 0, err
 	}
-	for line := range kernel.SavedLines(string(text)) {
+	for line := range kernel.SavedLines(strings.Join(list, "\n")) {
 		words := strings.Fields(line) // -A KPROXY-INVALID -c 12 720 -j DROP
 		at := slices.Index(words, "-c")
 		if at < 0 || at+1 == len(words) || words[0] != "-A" || !strings.Contains(line, "-j "+target) {

@@ -167,7 +167,7 @@ func TestServiceWithoutSetsFailsAlone(t *testing.T) {
 	t.Parallel()
 	h := kerneltest.NewHost()
 	c := steering.DefaultEnv(nil)
-	c.Runner, c.Sets = h, full{h.Sets(), "sticky-2"}
+	c.Runner, c.Rules, c.Sets = h, h.Rules, full{h.Sets(), "sticky-2"}
 	b := iptables.New(c)
 	var services []*plan.Service
 	for i := range 20 {

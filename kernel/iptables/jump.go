@@ -6,11 +6,11 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"strconv"
 	"strings"
 
 	"github.com/hashicorp/go-multierror"
 	"kproxy.dev/kproxy/kernel"
+	"kproxy.dev/kproxy/kernel/steering"
 	"kproxy.dev/kproxy/service"
 )
 
@@ -28,12 +28,19 @@ func (b *Backend) applyJumps(ctx context.Context, f service.Family, add, del []k
 			return fmt.Errorf("add %s jumps: %w", f, err)
 		}
 	}
+	if len(last)+len(del) == 0 {
+		return nil
+	}
+	rules, err := b.single(f)
+	if err != nil {
+		return fmt.Errorf("open %s rules: %w", f, err)
+	}
 	for _, j := range last {
 		if err := ctx.Err(); err != nil {
 			return err
 		}
-		if err := b.addJump(ctx, f, j); err != nil {
-			errs = multierror.Append(errs, fmt.Errorf("add jump to %s %s %s: %w", f, j.Table, j.From, err))
+		if err := addJump(rules, j); err != nil {
+			errs = multierror.Append(errs, fmt.Errorf("add jump to %s %s %s: %w", f, j.Table, j.From, steering.Classified(err)))
 		}
 	}
 	for _, j := range del {
@@ -45,8 +52,7 @@ func (b *Backend) applyJumps(ctx context.Context, f service.Family, add, del []k
 		}) {
 			continue
 		}
-		err := b.change(ctx, f, j, "-D", j.From)
-		if err != nil && !errors.Is(err, kernel.ErrNotFound) {
+		if err := steering.Classified(rules.DeleteIfExists(j.Table, j.From, kernel.Words(j.Rule)...)); err != nil && !errors.Is(err, kernel.ErrNotFound) {
 			errs = multierror.Append(errs, fmt.Errorf("delete jump from %s %s %s: %w", f, j.Table, j.From, err))
 		}
 	}
@@ -80,32 +86,20 @@ func jumpText(jumps []kernel.Jump) []byte {
 	return text.Bytes()
 }
 
-// change runs iptables with a command on a built-in chain, and j's rule behind it.
-func (b *Backend) change(ctx context.Context, f service.Family, j kernel.Jump, command ...string) error {
-	_, err := b.run(ctx, f, j.Table, append(command, kernel.Words(j.Rule)...)...)
-	return err
-}
-
-func (b *Backend) addJump(ctx context.Context, f service.Family, j kernel.Jump) error {
-	if j.Last {
-		return b.addLast(ctx, f, j)
-	}
-	if err := b.change(ctx, f, j, "-C", j.From); !errors.Is(err, kernel.ErrNotFound) {
-		return err // or it is there
-	}
-	return b.change(ctx, f, j, "-I", j.From, "1")
-}
-
-// addLast puts j at the end of its chain, or right before the first rule there
+// addJump puts j at the beginning of its chain; or at the end, or right before the first rule there
 // that nothing gets past. One that is behind such a rule does nothing, so it is
 // deleted first: by what it says, because numbers change under others' hands.
-func (b *Backend) addLast(ctx context.Context, f service.Family, j kernel.Jump) error {
-	list, err := b.run(ctx, f, j.Table, "-S", j.From)
+func addJump(rules steering.SingleRules, j kernel.Jump) error {
+	words := kernel.Words(j.Rule)
+	if !j.Last {
+		return rules.InsertUnique(j.Table, j.From, 1, words...)
+	}
+	list, err := rules.List(j.Table, j.From)
 	if err != nil {
 		return err
 	}
 	number, end := 0, 0
-	for line := range kernel.SavedLines(string(list)) {
+	for line := range kernel.SavedLines(strings.Join(list, "\n")) {
 		rule, ok := strings.CutPrefix(line, "-A "+j.From+" ")
 		if !ok {
 			continue // the policy
@@ -115,7 +109,7 @@ func (b *Backend) addLast(ctx context.Context, f service.Family, j kernel.Jump) 
 		case same && end == 0:
 			return nil
 		case same:
-			if err := b.change(ctx, f, j, "-D", j.From); err != nil {
+			if err := rules.DeleteIfExists(j.Table, j.From, words...); err != nil {
 				return err
 			}
 		case end == 0 && refusesAll(rule):
@@ -123,9 +117,9 @@ func (b *Backend) addLast(ctx context.Context, f service.Family, j kernel.Jump) 
 		}
 	}
 	if end == 0 {
-		return b.change(ctx, f, j, "-A", j.From)
+		return rules.AppendUnique(j.Table, j.From, words...)
 	}
-	return b.change(ctx, f, j, "-I", j.From, strconv.Itoa(end))
+	return rules.InsertUnique(j.Table, j.From, end, words...)
 }
 
 // refusesAll reports whether a rule rejects or drops every packet: where a host

@@ -255,7 +255,7 @@ func TestWatchWhileRulesChange(t *testing.T) {
 	h := kerneltest.NewHost()
 	reading := &hooked{Runner: h}
 	c := steering.DefaultEnv(nil)
-	c.Runner, c.Sets = reading, h.Sets()
+	c.Runner, c.Rules, c.Sets = reading, h.Rules, h.Sets()
 	b := iptables.New(c)
 	w, err := iptables.NewWatch(b)
 	if err != nil {
@@ -297,7 +297,7 @@ func TestWatchClosedAmidAChange(t *testing.T) {
 	kerneltest.Namespace(t)
 	h := kerneltest.NewHost()
 	c := steering.DefaultEnv(nil)
-	c.Runner, c.Sets = h, h.Sets()
+	c.Runner, c.Rules, c.Sets = h, h.Rules, h.Sets()
 	b := iptables.New(c)
 	w, err := iptables.NewWatch(b)
 	if err != nil {

@@ -64,7 +64,7 @@ func foreignVirtuals() []kernel.Virtual {
 
 func modelSystem(t *testing.T, h *kerneltest.Host, faults *kerneltest.Faults) kerneltest.System {
 	rules := steering.DefaultEnv(nil)
-	rules.Runner, rules.Sets = faults.Runner(h), faults.Sets(h.Sets())
+	rules.Runner, rules.Rules, rules.Sets = faults.Runner(h), faults.Rules(h.Rules), faults.Sets(h.Sets())
 	c := ipvs.Config{
 		Sets: rules.Sets, Table: faults.Table(h.Table()), Link: faults.Link(h.Link()),
 		DrainTimeout: time.Hour, Now: h.Now,
@@ -157,7 +157,7 @@ func kernelSystem(t *testing.T, table *ipvs.Netlink, faults *kerneltest.Faults) 
 	}
 	t.Cleanup(link.Close)
 	rules := steering.DefaultEnv(nil)
-	rules.Runner, rules.Sets = faults.Runner(kernel.Exec{}), faults.Sets(sets)
+	rules.Runner, rules.Rules, rules.Sets = faults.Runner(kernel.Exec{}), faults.Rules(steering.OpenSingleRules), faults.Sets(sets)
 	b := newBackend(t, rules, ipvs.Config{
 		Sets: rules.Sets, Table: faults.Table(table), Link: faults.Link(link), DrainTimeout: time.Hour,
 	})

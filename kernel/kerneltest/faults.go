@@ -10,6 +10,8 @@ import (
 	"golang.org/x/sys/unix"
 	"kproxy.dev/kproxy/kernel"
 	"kproxy.dev/kproxy/kernel/ipvs"
+	"kproxy.dev/kproxy/kernel/steering"
+	"kproxy.dev/kproxy/service"
 )
 
 // ErrInjected is what an injected fault is, besides what it pretends to be.
@@ -170,6 +172,35 @@ func (r faultyRunner) Run(ctx context.Context, stdin []byte, program string, arg
 		return err
 	})
 	return out, err
+}
+
+// Rules puts faults in front of what open opens.
+func (f *Faults) Rules(open func(kernel.Variant, service.Family) (steering.SingleRules, error)) func(kernel.Variant, service.Family) (steering.SingleRules, error) {
+	return func(v kernel.Variant, family service.Family) (steering.SingleRules, error) {
+		next, err := open(v, family)
+		return faultyRules{next, f}, err
+	}
+}
+
+type faultyRules struct {
+	steering.SingleRules
+	faults *Faults
+}
+
+func (r faultyRules) InsertUnique(table, chain string, position int, rule ...string) error {
+	return r.faults.program(func() error { return r.SingleRules.InsertUnique(table, chain, position, rule...) })
+}
+
+func (r faultyRules) AppendUnique(table, chain string, rule ...string) error {
+	return r.faults.program(func() error { return r.SingleRules.AppendUnique(table, chain, rule...) })
+}
+
+func (r faultyRules) DeleteIfExists(table, chain string, rule ...string) error {
+	return r.faults.program(func() error { return r.SingleRules.DeleteIfExists(table, chain, rule...) })
+}
+
+func (r faultyRules) List(table, chain string) ([]string, error) {
+	return reading(r.faults.program, func() ([]string, error) { return r.SingleRules.List(table, chain) })
 }
 
 // Sets puts faults in front of s.

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"kproxy.dev/kproxy/kernel"
+	"kproxy.dev/kproxy/kernel/steering"
 	"kproxy.dev/kproxy/service"
 )
 
@@ -78,7 +79,7 @@ func (h *Host) Now() time.Time {
 
 func (h *Host) now() time.Time { return time.Now().Add(h.ahead) }
 
-// Run implements [kernel.Runner] for iptables, on single rules, and its -save and -restore, under
+// Run implements [kernel.Runner] for the -save and -restore of iptables, under
 // the names of every variant.
 func (h *Host) Run(ctx context.Context, stdin []byte, program string, args ...string) ([]byte, error) {
 	if err := ctx.Err(); err != nil {
@@ -99,8 +100,6 @@ func (h *Host) Run(ctx context.Context, stdin []byte, program string, args ...st
 			return nil, err
 		}
 		return nil, nil
-	case len(args) > 5 && slices.Contains([]string{"-S", "-C", "-A", "-I", "-D"}, args[4]): // -w SECONDS -t TABLE
-		return h.command(f, args[3], args[4:])
 	case slices.Equal(args, []string{"--version"}):
 		return []byte("iptables v1.8.9 (nf_tables)\n"), nil
 	}
@@ -262,29 +261,64 @@ func mentions(rule, flag, arg string) bool {
 	return strings.Contains(" "+rule+" ", " "+flag+" "+arg+" ")
 }
 
-// command is iptables with -C, -S, -A, -I or -D on one chain.
-func (h *Host) command(f service.Family, name string, args []string) ([]byte, error) {
-	word, chain, rule := args[0], args[1], join(args[2:])
-	switch word {
-	case "-S":
-		out := "-P " + chain + " ACCEPT\n"
-		for _, r := range h.tables[f][name][chain] {
-			out += "-A " + chain + " " + r + "\n"
-		}
-		return []byte(out), nil
-	case "-C":
-		if !slices.Contains(h.tables[f][name][chain], rule) {
-			return nil, &kernel.ExecError{Status: 1, Stderr: "no such rule", Kind: kernel.ErrNotFound}
-		}
-		return nil, nil
+// Rules opens the rules of a family, whatever the variant.
+func (h *Host) Rules(_ kernel.Variant, f service.Family) (steering.SingleRules, error) {
+	return hostRules{h, f}, nil
+}
+
+// hostRules models coreos/go-iptables.
+type hostRules struct {
+	host   *Host
+	family service.Family
+}
+
+func (r hostRules) exists(table, chain string, rule []string) bool {
+	r.host.mu.Lock()
+	defer r.host.mu.Unlock()
+	return slices.Contains(r.host.tables[r.family][table][chain], join(rule))
+}
+
+// InsertUnique implements [steering.SingleRules].
+func (r hostRules) InsertUnique(table, chain string, position int, rule ...string) error {
+	if r.exists(table, chain, rule) {
+		return nil
 	}
-	if err := h.restore(f, []byte("*"+name+"\n"+word+" "+chain+" "+rule+"\nCOMMIT\n")); err != nil {
-		if strings.Contains(err.Stderr, "no such rule") {
-			err.Kind = kernel.ErrNotFound
-		}
-		return nil, err
+	return r.restore(table, fmt.Sprintf("-I %s %d %s", chain, position, join(rule)))
+}
+
+// AppendUnique implements [steering.SingleRules].
+func (r hostRules) AppendUnique(table, chain string, rule ...string) error {
+	if r.exists(table, chain, rule) {
+		return nil
 	}
-	return nil, nil
+	return r.restore(table, "-A "+chain+" "+join(rule))
+}
+
+// DeleteIfExists implements [steering.SingleRules].
+func (r hostRules) DeleteIfExists(table, chain string, rule ...string) error {
+	if !r.exists(table, chain, rule) {
+		return nil
+	}
+	return r.restore(table, "-D "+chain+" "+join(rule))
+}
+
+// List implements [steering.SingleRules].
+func (r hostRules) List(table, chain string) ([]string, error) {
+	r.host.mu.Lock()
+	defer r.host.mu.Unlock()
+	out := []string{"-P " + chain + " ACCEPT"}
+	for _, rule := range r.host.tables[r.family][table][chain] {
+		out = append(out, "-A "+chain+" "+rule)
+	}
+	return out, nil
+}
+
+// ListWithCounters implements [steering.SingleRules]: a model carries no packets.
+func (r hostRules) ListWithCounters(string, string) ([]string, error) { return nil, nil }
+
+func (r hostRules) restore(table, line string) error {
+	_, err := r.host.Run(context.Background(), []byte("*"+table+"\n"+line+"\nCOMMIT\n"), kernel.DefaultVariant().Program[r.family]+"-restore")
+	return err
 }
 
 // join quotes words as iptables-save does.

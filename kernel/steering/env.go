@@ -13,6 +13,7 @@ import (
 type Env struct {
 	Options
 	Runner  kernel.Runner
+	Rules   func(kernel.Variant, service.Family) (SingleRules, error)
 	Sets    kernel.SetStore
 	Variant kernel.Variant // of iptables
 	Routing Routing
@@ -24,7 +25,7 @@ type Env struct {
 // DefaultEnv returns that of a host that has everything, with this host's own programs. The set store is
 // the caller's to open and close.
 func DefaultEnv(sets kernel.SetStore) *Env {
-	return &Env{Options: DefaultOptions(), Runner: kernel.Exec{}, Sets: sets, Variant: kernel.DefaultVariant(), Routing: DefaultRouting()}
+	return &Env{Options: DefaultOptions(), Runner: kernel.Exec{}, Rules: OpenSingleRules, Sets: sets, Variant: kernel.DefaultVariant(), Routing: DefaultRouting()}
 }
 
 // countingRunner tells of the failures of iptables-restore.
