@@ -184,6 +184,7 @@ func policyOf(c config.Config) plan.Policy {
 	p.NodePortNetworks, p.PrimaryNodePorts = c.NodePortNetworks()
 	p.NoLocalhostNodePorts = !c.LocalhostNodePorts
 	p.ExcludeCIDRs = c.ExcludedNetworks()
+	p.CloseClusterIPs, p.ServiceCIDRs = c.CloseClusterIPs, c.ServiceNetworks()
 	return p
 }
 

@@ -21,6 +21,7 @@ type Config struct {
 	NodeIPs             []string `json:"nodeIP" flag:"node-ip"`                          // this node's address, one per family; empty means its Node object's
 	ClusterCIDRs        []string `json:"clusterCIDR" flag:"cluster-cidr"`                // the pods' networks, one per family
 	ExcludeClusterCIDRs []string `json:"excludeClusterCIDR" flag:"exclude-cluster-cidr"` // networks of pods another proxy serves
+	ServiceCIDRs        []string `json:"serviceCIDR" flag:"service-cidr"`                // networks of cluster IPs, besides those that the API names
 	DetectLocalMode     string   `json:"detectLocalMode" flag:"detect-local-mode"`       // one of DetectLocalModes; empty means ClusterCIDR
 	// PodBridge is the interface of this node that pods are bridged to
 	// (BridgeInterface), PodInterfacePrefix what the names of the pods' own begin
@@ -32,10 +33,13 @@ type Config struct {
 	// node's addresses that are in one; empty means on all.
 	NodePortAddresses  []string `json:"nodePortAddresses" flag:"nodeport-addresses"`
 	LocalhostNodePorts bool     `json:"localhostNodePorts" flag:"iptables-localhost-nodeports"` // node ports answer on 127.0.0.1 too
-	MasqueradeAll      bool     `json:"masqueradeAll" flag:"masquerade-all"`                    // every connection leaves with the node's address
-	MasqueradeBit      int      `json:"iptablesMasqueradeBit" flag:"iptables-masquerade-bit"`   // of the packet mark, 0-31
-	TransparentBit     int      `json:"transparentBit" flag:"transparent-bit"`                  // of the packet mark, 1-31; the bit below is used too
-	RouteTable         int      `json:"routeTable" flag:"route-table"`                          // for replies to transparent sockets
+	// CloseClusterIPs: what is to a cluster IP by a port that no Service has there is refused, and to an address of the
+	// cluster's networks of cluster IPs that no Service has, dropped.
+	CloseClusterIPs bool `json:"closeClusterIPs" flag:"close-cluster-ips"`
+	MasqueradeAll   bool `json:"masqueradeAll" flag:"masquerade-all"`                  // every connection leaves with the node's address
+	MasqueradeBit   int  `json:"iptablesMasqueradeBit" flag:"iptables-masquerade-bit"` // of the packet mark, 0-31
+	TransparentBit  int  `json:"transparentBit" flag:"transparent-bit"`                // of the packet mark, 1-31; the bit below is used too
+	RouteTable      int  `json:"routeTable" flag:"route-table"`                        // for replies to transparent sockets
 
 	OffloadAfter          time.Duration `json:"offloadAfter" flag:"offload-after"`                    // steady this long before offload; 0 at once
 	OffloadMinConnections int           `json:"offloadMinConnections" flag:"offload-min-connections"` // carried this many before offload
@@ -187,6 +191,7 @@ func Default() Config {
 		PassiveHealth:        true,
 		ResetDeadConnections: true,
 		LocalhostNodePorts:   true,
+		CloseClusterIPs:      true,
 		Client:               Client{QPS: 5, Burst: 10, ContentType: Protobuf},
 		IPVS:                 IPVS{TCPTimeout: LikeConntrack},
 		MetricsBindAddress:   "127.0.0.1:10249",

@@ -70,6 +70,8 @@ func TestValidate(t *testing.T) {
 		{"a network of IPv4 as IPv6 maps it", func(c *Config) { c.ClusterCIDRs = []string{"::ffff:10.244.0.0/112"} }, `--cluster-cidr: "::ffff:10.244.0.0/112" is an IPv4 network as IPv6 maps it`},
 		{"a node port network of IPv4 as IPv6 maps it", func(c *Config) { c.NodePortAddresses = []string{"::FFFF:0:0/90"} }, `--nodeport-addresses: "::FFFF:0:0/90" is an IPv4 network`},
 		{"pods excluded", func(c *Config) { c.ExcludeClusterCIDRs = []string{"10.245.0.0/16", "10.246.0.0/16"} }, ""},
+		{"networks of cluster IPs", func(c *Config) { c.ServiceCIDRs = []string{"10.96.0.0/12", "10.112.0.0/16", "fd00:96::/112"} }, ""},
+		{"no network of cluster IPs", func(c *Config) { c.ServiceCIDRs = []string{"10.96.0.0"} }, `--service-cidr: "10.96.0.0" is not a network`},
 		{"excluded nonsense", func(c *Config) { c.ExcludeClusterCIDRs = []string{"10.245"} }, `--exclude-cluster-cidr: "10.245" is not a network`},
 		{"node port addresses", func(c *Config) {
 			c.NodePortAddresses = []string{"192.0.2.0/24", "primary", "localhost", "all"}

@@ -39,6 +39,9 @@ func (c Config) PodNetworks() []netip.Prefix { return source.Prefixes(c.ClusterC
 // ExcludedNetworks returns --exclude-cluster-cidr.
 func (c Config) ExcludedNetworks() []netip.Prefix { return source.Prefixes(c.ExcludeClusterCIDRs) }
 
+// ServiceNetworks returns --service-cidr.
+func (c Config) ServiceNetworks() []netip.Prefix { return source.Prefixes(c.ServiceCIDRs) }
+
 // NodePortNetworks returns --nodeport-addresses with AllAddresses and
 // LocalhostAddresses spelt out; primary says that the node's primary addresses
 // are among them. Neither means that node ports answer on every address.

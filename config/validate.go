@@ -180,6 +180,9 @@ func checkNetworks(p *problems, c Config) {
 	for _, s := range c.ExcludeClusterCIDRs {
 		p.network("exclude-cluster-cidr", s, networks)
 	}
+	for _, s := range c.ServiceCIDRs {
+		p.network("service-cidr", s, "10.96.0.0/12 or fd00:96::/112")
+	}
 	for _, s := range c.NodePortAddresses {
 		if _, word := nodePortWords[s]; word || s == PrimaryAddresses {
 			continue

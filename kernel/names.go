@@ -61,6 +61,8 @@ const (
 	SetEndpoint = Prefix + "ENDPOINT" // endpoints, for hairpin and forwarding rules
 	SetShort    = Prefix + "SHORT"    // addresses that pods and this node use by way of userspace
 	SetLeaving  = Prefix + "LEAVING"  // endpoints that get no new connections
+	SetCluster  = Prefix + "CLUSTER"  // cluster IPs that services have
+	SetLeft     = Prefix + "LEFT"     // addresses that another proxy serves
 	SetHealth   = Prefix + "HEALTH"   // ports at which load balancers ask for a Service's health
 )
 

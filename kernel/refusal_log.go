@@ -43,6 +43,8 @@ const (
 	ReasonElsewhere  = "the traffic policy allows no endpoint here"
 	ReasonOutside    = "not in the source ranges"
 	ReasonNoKproxy   = "no live kproxy"
+	ReasonNoPort     = "no service has this port at this address"
+	ReasonNoService  = "no service has this address of the ServiceCIDRs"
 )
 
 // LogRefusal is the rule of iptables that logs, as iptables-save prints it.

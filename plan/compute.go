@@ -154,7 +154,7 @@ func newComputation(previous *Plan, in Inputs) *computation {
 		c.snapshot = &service.Snapshot{}
 	}
 	c.node = c.snapshot.Node()
-	c.in.Policy = in.Policy.of(&c.node)
+	c.in.Policy = in.Policy.of(c.snapshot, &c.node)
 	c.kernel = chooseKernel(in.Policy.Mode, in.Caps.Planes)
 	c.localAddresses = c.kernel.any(func(a *Abilities) bool { return a.LocalAddresses })
 	for _, a := range in.Caps.Planes {

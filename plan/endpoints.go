@@ -272,6 +272,19 @@ func (c *computation) exclude(p *service.Port, eps []service.Endpoint) (out [2]b
 	return out
 }
 
+// Left returns the addresses at which another proxy serves s, but for node ports.
+func (s *Service) Left() (out []netip.AddrPort) {
+	if s.Excluded == [2]bool{} {
+		return nil
+	}
+	eachBinding(s.Port, func(k Kind, at binding) {
+		if s.Excluded[at.family] && k != NodePort {
+			out = append(out, at.address)
+		}
+	})
+	return out
+}
+
 // ours returns eps with those that another proxy serves as if they weren't ready,
 // which nothing chooses and no topology counts.
 func (c *computation) ours(eps []service.Endpoint) []service.Endpoint {

@@ -421,7 +421,7 @@ func TestNodePortAddresses(t *testing.T) {
 		{"primary and more", Policy{PrimaryNodePorts: true, NodePortNetworks: prefixes("2001:db8::/64")}, addrs("192.0.2.1"), [2]string{"192.0.2.1", "2001:db8::1"}},
 		{"primary, without a Node object", Policy{PrimaryNodePorts: true}, nil, [2]string{"", ""}},
 	} {
-		p := tt.policy.of(&service.Node{Addresses: tt.node})
+		p := tt.policy.of(&service.Snapshot{}, &service.Node{Addresses: tt.node})
 		p.NodeAddresses = addrs("192.0.2.1", "198.51.100.1", "2001:db8::1")
 		for _, f := range service.Families {
 			got := ""

@@ -162,6 +162,7 @@ func TestKernelHashKnowsEveryField(t *testing.T) {
 
 		"Policy.Mode": decides, "Policy.OffloadAfter": decides, "Policy.OffloadMinConnections": decides, "Policy.DrainedBy": decides, "Policy.BackoffMax": decides, "Policy.FlapLimit": decides,
 		"Policy.NodePodCIDRs": "in PodCIDRs", "Policy.ExcludeCIDRs": "in Endpoints",
+		"Policy.CloseClusterIPs": "of rules that all services share", "Policy.ServiceCIDRs": "of rules that all services share",
 	}
 	for _, f := range []string{"NodePortNetworks", "PrimaryNodePorts", "NoLocalhostNodePorts", "Links", "BridgedLinks", "NoStandIns", "NodeAddresses"} {
 		without["Policy."+f] = "of rules that all services share; see localAddresses"

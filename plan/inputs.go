@@ -72,6 +72,11 @@ type Policy struct {
 	NoLocalhostNodePorts bool
 	// ExcludeCIDRs are networks of endpoints that another proxy serves.
 	ExcludeCIDRs []netip.Prefix
+	// CloseClusterIPs: what is to a cluster IP by a port that no Service has there is refused, and what is to an address in
+	// ServiceCIDRs that no Service has is dropped, as in kube-proxy's mode nftables. Compute adds the snapshot's networks to
+	// ServiceCIDRs, and sorts them.
+	CloseClusterIPs bool
+	ServiceCIDRs    []netip.Prefix
 	// Links are networks that the node is directly connected to and whose hosts
 	// answer each other without passing it. Where client and endpoint are in
 	// one, the connection is masqueraded, or the answers would never come back.

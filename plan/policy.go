@@ -51,6 +51,7 @@ func (p *Policy) Equal(o *Policy) bool {
 		p.MasqueradeAll == o.MasqueradeAll && p.NodePodCIDRs == o.NodePodCIDRs && p.SameDetector(o) &&
 		p.PrimaryNodePorts == o.PrimaryNodePorts && p.NoLocalhostNodePorts == o.NoLocalhostNodePorts && p.NoStandIns == o.NoStandIns &&
 		slices.Equal(p.NodePortNetworks, o.NodePortNetworks) && slices.Equal(p.ExcludeCIDRs, o.ExcludeCIDRs) &&
+		p.CloseClusterIPs == o.CloseClusterIPs && slices.Equal(p.ServiceCIDRs, o.ServiceCIDRs) &&
 		slices.Equal(p.Links, o.Links) && slices.Equal(p.BridgedLinks, o.BridgedLinks) && slices.Equal(p.NodeAddresses, o.NodeAddresses)
 }
 
@@ -90,8 +91,9 @@ func joinedText(ps []netip.Prefix) string {
 	return strings.Join(out, " and ")
 }
 
-// of returns p with what it takes from the Node object filled in.
-func (p Policy) of(n *service.Node) Policy {
+// of returns p with what it takes from the Node object and the ServiceCIDRs filled in.
+func (p Policy) of(s *service.Snapshot, n *service.Node) Policy {
+	p.ServiceCIDRs = outermost(slices.Concat(p.ServiceCIDRs, s.ServiceCIDRs()))
 	if p.NodePodCIDRs {
 		p.PodCIDRs = n.PodCIDRs
 	}
@@ -102,6 +104,37 @@ func (p Policy) of(n *service.Node) Policy {
 		}
 	}
 	return p
+}
+
+// outermost returns networks in order, without those that lie within others. It modifies all.
+func outermost(all []netip.Prefix) (out []netip.Prefix) {
+	slices.SortFunc(all, netip.Prefix.Compare)
+	for _, n := range all { // of two that overlap, the larger comes first
+		if len(out) == 0 || !out[len(out)-1].Overlaps(n) {
+			out = append(out, n)
+		}
+	}
+	return out
+}
+
+// Closed returns the networks of family f in which an address that no Service has is nobody's, and the networks within
+// them in which pods are, or hosts that this node reaches without a router: misconfigured clusters have some. A pod
+// network that such a network lies within is no exception: there the cluster's addresses were taken out of it.
+func (p *Policy) Closed(f service.Family) (closed, but []netip.Prefix) {
+	if !p.CloseClusterIPs {
+		return nil, nil
+	}
+	for _, n := range p.ServiceCIDRs {
+		if service.FamilyOf(n.Addr()) == f {
+			closed = append(closed, n)
+		}
+	}
+	for _, n := range slices.Concat(p.PodCIDRs, p.Links, p.BridgedLinks) {
+		if slices.ContainsFunc(closed, func(c netip.Prefix) bool { return c.Bits() < n.Bits() && c.Overlaps(n) }) {
+			but = append(but, n)
+		}
+	}
+	return closed, outermost(but)
 }
 
 // NodePortsWithin returns the networks of this node's addresses of family f that

@@ -1,6 +1,7 @@
 package plan
 
 import (
+	"fmt"
 	"net/netip"
 	"reflect"
 	"strings"
@@ -97,5 +98,41 @@ func TestNodePodCIDRs(t *testing.T) {
 	s := w.one()
 	if s.Frontends[0].Masquerade != MasqueradeUnlessPod || s.KernelHash == before {
 		t.Errorf("with podCIDRs: %s, same rules: %v", s.Frontends[0].Masquerade, s.KernelHash == before)
+	}
+}
+
+// TestClosed: the networks of cluster IPs are those of the flag and of the snapshot, none twice; pods and hosts on this node's links that
+// have addresses in them keep those; and a network that holds all cluster IPs besides is no exception.
+func TestClosed(t *testing.T) {
+	for _, tt := range []struct {
+		name                 string
+		flag, api            string
+		pods, links, bridged string
+		open                 bool
+		v4, v6               string // what is closed, but what
+	}{
+		{name: "nothing is known", v4: "[] []", v6: "[] []"},
+		{name: "flag", flag: "10.96.0.0/12 fd00:96::/112", v4: "[10.96.0.0/12] []", v6: "[fd00:96::/112] []"},
+		{name: "not closed", flag: "10.96.0.0/12", api: "10.96.0.0/12", open: true, v4: "[] []", v6: "[] []"},
+		{name: "both", flag: "10.112.0.0/16", api: "10.96.0.0/12", v4: "[10.96.0.0/12 10.112.0.0/16] []", v6: "[] []"},
+		{name: "overlapping", flag: "10.96.0.0/16 10.96.0.0/12", api: "10.100.0.0/24 10.96.0.0/12 10.112.0.0/12", v4: "[10.96.0.0/12 10.112.0.0/12] []", v6: "[] []"},
+		{name: "others within", flag: "10.96.0.0/12 fd00::/16", pods: "10.100.0.0/16 fd00:2::/64 10.2.0.0/16", links: "10.100.1.0/24 10.101.0.0/24", bridged: "10.102.0.0/24 10.112.0.0/24",
+			v4: "[10.96.0.0/12] [10.100.0.0/16 10.101.0.0/24 10.102.0.0/24]", v6: "[fd00::/16] [fd00:2::/64]"},
+		{name: "others around", flag: "10.96.0.0/12", pods: "10.0.0.0/8", links: "10.96.0.0/12", v4: "[10.96.0.0/12] []", v6: "[] []"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			var b service.Builder
+			b.AddServiceCIDRs(prefixes(strings.Fields(tt.api)...)...)
+			p := DefaultPolicy()
+			p.CloseClusterIPs, p.ServiceCIDRs = !tt.open, prefixes(strings.Fields(tt.flag)...)
+			p.PodCIDRs, p.Links, p.BridgedLinks = prefixes(strings.Fields(tt.pods)...), prefixes(strings.Fields(tt.links)...), prefixes(strings.Fields(tt.bridged)...)
+			made, _ := Compute(nil, Inputs{Snapshot: b.Build(), Policy: p})
+			for f, want := range []string{tt.v4, tt.v6} {
+				closed, but := made.Policy.Closed(service.Family(f))
+				if got := fmt.Sprint(closed, " ", but); got != want {
+					t.Errorf("%s: %s, want %s", service.Family(f), got, want)
+				}
+			}
+		})
 	}
 }

@@ -16,13 +16,13 @@ func (n Name) Compare(o Name) int {
 }
 
 // With returns s with other's ports in place of its own for the Services that
-// changed, and with other's node. What other has of further Services is left
+// changed, and with other's node and networks. What other has of further Services is left
 // out. It costs two binary searches for each Service that changed and one copy of
 // the list of entries; everything else is shared with s and other. What other has
 // just like s is s's.
 func (s *Snapshot) With(other *Snapshot, changed []Name) *Snapshot {
 	changed = slices.Compact(slices.SortedFunc(slices.Values(changed), Name.Compare))
-	out := &Snapshot{node: other.node, sum: s.sum, entries: make([]entry, 0, len(s.entries)+len(other.entries))}
+	out := &Snapshot{node: other.node, cidrs: other.cidrs, sum: s.sum, entries: make([]entry, 0, len(s.entries)+len(other.entries))}
 	done := 0
 	for _, n := range changed {
 		from, to := s.portsOf(n)

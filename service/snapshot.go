@@ -10,11 +10,12 @@ import (
 )
 
 // Snapshot is everything the sources want at one moment: service ports in key
-// order, each with its endpoints in address order, and this node. It is
+// order, each with its endpoints in address order, this node, and the networks of cluster IPs. It is
 // immutable and safe for concurrent use. The zero value is an empty Snapshot.
 type Snapshot struct {
 	node    Node
 	entries []entry
+	cidrs   []netip.Prefix
 	sum     uint64 // of the mixed hashes of entries
 	hash    uint64 // of everything but where ports were read
 }
@@ -27,6 +28,10 @@ type entry struct {
 
 // Node returns this node.
 func (s *Snapshot) Node() Node { return s.node }
+
+// ServiceCIDRs returns the networks that the cluster takes its cluster IPs from, as far as the sources say. They may
+// overlap, and may not be modified.
+func (s *Snapshot) ServiceCIDRs() []netip.Prefix { return s.cidrs }
 
 // Len returns the number of service ports.
 func (s *Snapshot) Len() int { return len(s.entries) }
@@ -76,12 +81,16 @@ func (s *Snapshot) Get(k Key) (*Port, []Endpoint, bool) {
 // to use. It is not safe for concurrent use.
 type Builder struct {
 	node      Node
+	cidrs     []netip.Prefix
 	ports     map[Key]*Port
 	endpoints map[Key][]Endpoint
 }
 
 // SetNode names the node the Snapshot is for.
 func (b *Builder) SetNode(n Node) { b.node = n }
+
+// AddServiceCIDRs adds networks that the cluster takes its cluster IPs from.
+func (b *Builder) AddServiceCIDRs(networks ...netip.Prefix) { b.cidrs = append(b.cidrs, networks...) }
 
 // AddPort adds a service port. A second port with the same key is refused: the
 // caller knows both places and says which one is in force.
@@ -130,6 +139,9 @@ func (b *Builder) Build() *Snapshot {
 	s.node.Addresses = sortedAddrs(b.node.Addresses)
 	s.node.PodCIDRs = slices.Clone(b.node.PodCIDRs)
 	slices.SortFunc(s.node.PodCIDRs, comparePrefix)
+	s.cidrs = slices.Clone(b.cidrs)
+	slices.SortFunc(s.cidrs, comparePrefix)
+	s.cidrs = slices.Compact(s.cidrs)
 	for k, p := range b.ports {
 		eps := dedupe(b.endpoints[k])
 		s.entries = append(s.entries, newEntry(p, eps))
@@ -149,10 +161,11 @@ func (s *Snapshot) count(list []entry, n int) {
 	}
 }
 
-// rehash sets the hash of the whole from those of the node and of the entries.
+// rehash sets the hash of the whole from those of the node, the networks and the entries.
 func (s *Snapshot) rehash() {
 	h := NewHasher()
 	h.node(&s.node)
+	h.Prefixes(s.cidrs)
 	h.Uint(uint64(len(s.entries)))
 	h.Uint(s.sum)
 	s.hash = uint64(h)

@@ -8,6 +8,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
+	networkingv1 "k8s.io/api/networking/v1"
 	"k8s.io/apimachinery/pkg/types"
 
 	"kproxy.dev/kproxy/service"
@@ -28,6 +29,7 @@ type Objects struct {
 	EndpointSlices []*discoveryv1.EndpointSlice
 	Endpoints      []*Endpoints // used by Services without an EndpointSlice
 	Nodes          []*corev1.Node
+	ServiceCIDRs   []*networkingv1.ServiceCIDR
 
 	// Where says where a Service was read, for service.Port.Source. Nil says
 	// nothing.
@@ -50,6 +52,9 @@ func Build(o Objects, node string) *service.Snapshot {
 		n.Addresses = o.NodeAddresses
 	}
 	b.SetNode(n)
+	for _, c := range o.ServiceCIDRs {
+		b.AddServiceCIDRs(Prefixes(c.Spec.CIDRs)...)
+	}
 	ix := newIndex(&o)
 	for _, svc := range o.Services {
 		if !Serves(svc) {

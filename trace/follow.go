@@ -269,7 +269,14 @@ func (t *tracer) unserved(s *netfilter.Step, v netfilter.Verdict) *Finding {
 // ownStop explains what kproxy's own rules stop.
 func (t *tracer) ownStop(s *netfilter.Step, v netfilter.Verdict) *Finding {
 	where, refused := place(s), strings.Contains(s.Text, "@refused")
+	to := t.req.Address.Addr()
 	switch {
+	case s.Chain == steering.ChainNoPort || s.Chain == "no-port":
+		return &Finding{SeverityError, fmt.Sprintf("%s is a cluster IP, and no Service has port %d there by %s", to, t.req.Address.Port(), t.req.Protocol), where,
+			"look which ports the Service has: kproxy status; --close-cluster-ips=false lets such packets pass"}
+	case s.Chain == steering.ChainNoService || s.Chain == "no-service":
+		return &Finding{SeverityError, fmt.Sprintf("no Service has %s, which is in the cluster's ServiceCIDRs", to), where,
+			"if a host outside has the address, the cluster needs other ServiceCIDRs; --close-cluster-ips=false lets such packets pass"}
 	case strings.Contains(s.Text, kernel.SetRanged) || strings.Contains(s.Text, kernel.SetAllow) || strings.Contains(s.Text, "@limited"):
 		return &Finding{SeverityError, t.notAdmitted(), where,
 			"add it to spec.loadBalancerSourceRanges of the Service, if it is to be admitted"}

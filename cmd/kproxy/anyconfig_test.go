@@ -365,6 +365,7 @@ func (h *host) special() map[string]values {
 		"node-ip":                           {list("10.1.0.1 fd00:1::1 10.1.0.1,fd00:1::1"), list("0.0.0.0 224.0.0.1 10.1.0.1,10.1.0.2 x")},
 		"cluster-cidr":                      {list("10.2.0.0/24 fd00:2::/64 10.2.0.0/24,fd00:2::/64"), list("10.2.0.0 10.2.0.0/24,10.3.0.0/24 x")},
 		"exclude-cluster-cidr":              {list("203.0.113.0/24 2001:db8::/32"), list("x 10.2.0.1")},
+		"service-cidr":                      {list("10.96.0.0/12 fd00:96::/112 10.96.0.0/12,10.96.0.0/16"), list("x 10.96.0.0")},
 		"detect-local-mode":                 {list("ClusterCIDR NodeCIDR"), list("Magic BridgeInterface")},
 		"pod-bridge-interface":              {list("cni0"), []string{"a/b", strings.Repeat("n", 16)}},
 		"pod-interface-name-prefix":         {list("veth"), []string{"a b"}},

@@ -48,6 +48,8 @@ func settings() []setting {
 			set("node-ip", "`ADDRESS` of this node, one per family (default: those of its Node object)"),
 			decisive(set("cluster-cidr", "`CIDR` of the pods, one per family; clients outside are masqueraded")),
 			decisive(set("exclude-cluster-cidr", "`CIDR` of pods that another proxy serves; repeatable")),
+			decisive(set("service-cidr", "`CIDR` of cluster IPs, besides the ServiceCIDRs that the Kubernetes API names; repeatable")),
+			decisive(set("close-cluster-ips", "refuse what is to a cluster IP by a port that no Service has there, drop what is to an address of the ServiceCIDRs that no Service has")),
 			decisive(words("detect-local-mode", "how pods of this cluster are told from other clients", config.DetectLocalModes)),
 			decisive(set("pod-bridge-interface", "`NAME` of the bridge that pods are at, for BridgeInterface")),
 			decisive(set("pod-interface-name-prefix", "what the names of pods' interfaces begin with, for InterfaceNamePrefix")),

@@ -24,6 +24,7 @@ func (b *Backend) Counts(ctx context.Context) (kernel.Counts, error) {
 		{"filter", steering.ChainInvalid, "DROP", &c.Invalid},
 		{"filter", steering.ChainReject, "REJECT", &c.Refused},
 		{"filter", steering.ChainUnserved, "REJECT", &c.Refused},
+		{"filter", steering.ChainNoPort, "REJECT", &c.Refused},
 		{"nat", steering.ChainRedirect, "DNAT", &c.Steered},
 		{"nat", steering.ChainShort, "DNAT", &c.Steered},
 	} {

@@ -100,15 +100,19 @@ func (s static) letThrough() []string {
 // client tries again, unless it is refused.
 func (s static) vip() []string {
 	icmp := [2]string{service.IPv4: "icmp", service.IPv6: "ipv6-icmp"}
-	return []string{
+	out := []string{
 		"-m conntrack ! --ctstate NEW -j RETURN",
 		s.accepted() + " -j RETURN",
 		"-p " + icmp[s.family] + " -j RETURN",
 		"-p tcp " + kernel.InSet(kernel.NodePortSet(kernel.SetHealth, service.TCP, s.family), "dst") + " " + kernel.Comment("a load balancer asks for health") + " -j RETURN",
 		kernel.InSet(s.set(kernel.SetVirtual), "dst,dst") + " " + kernel.Comment("table nat was flushed, the next packet passes") + " -j DROP",
-		"-p tcp " + kernel.Comment("no port of the service") + " -j REJECT --reject-with tcp-reset",
-		kernel.Comment("no port of the service") + " -j REJECT --reject-with " + kernel.RejectWith[s.family],
 	}
+	if s.LogRefusals {
+		out = append(out, kernel.LogRefusal(kernel.ReasonNoPort))
+	}
+	return append(out,
+		"-p tcp "+kernel.Comment(kernel.ReasonNoPort)+" -j REJECT --reject-with tcp-reset",
+		kernel.Comment(kernel.ReasonNoPort)+" -j REJECT --reject-with "+kernel.RejectWith[s.family])
 }
 
 // refused marks an endpoint's reset that is its first packet: it refuses the

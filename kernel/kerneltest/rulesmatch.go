@@ -27,6 +27,7 @@ func RulesMatchPlan(t *testing.T, m Mode) {
 		for _, f := range service.Families {
 			sim := simulate(t, p, rules, sets, f)
 			sim.alive = seed%4 != 0
+			compareClosed(t, sim)
 			for _, s := range p.Services {
 				if s.Excluded[f] {
 					compareExcluded(t, sim, p, s, f)
@@ -101,6 +102,52 @@ func compareExcluded(t *testing.T, sim *simulation, p *plan.Plan, s *plan.Servic
 			pkt := first(s.Port.Protocol, plan.Client{Address: source, Node: local}, at)
 			if diff := gocmp.Diff(none, sim.connect(pkt)); diff != "" {
 				t.Errorf("%v of %s, which is another proxy's (-want +rules):\n%s", at, s.Port.Key, diff)
+			}
+		}
+	}
+}
+
+// compareClosed: what is to a cluster IP by a port that no service has there is refused, and what is to an address of the
+// ServiceCIDRs that no service has is dropped, but where pods are.
+func compareClosed(t *testing.T, sim *simulation) {
+	t.Helper()
+	p, f := sim.plan, sim.family
+	want := map[netip.Addr][]Fate{}
+	for _, s := range p.Services {
+		for _, a := range s.Port.ClusterIPs {
+			switch {
+			case service.FamilyOf(a) != f:
+			case p.Policy.CloseClusterIPs, sim.onLink(a): // where the node's own ports would be reached
+				want[a] = []Fate{{To: "REJECT"}}
+			default:
+				want[a] = none
+			}
+		}
+	}
+	for at, pods := range map[string]bool{
+		"10.96.15.1": false, "10.96.16.1": false, "10.245.0.1": false, "10.244.15.200": true, "10.244.16.200": true, "10.244.200.200": true,
+		"fd00:96::ffff": false, "fd00:96::1:1": false, "fd00:245::1": false, "fd00:244::fe": true, "fd00:244:0:1::1": true, "fd00:244::ffff:1": true,
+	} {
+		a := netip.MustParseAddr(at)
+		if service.FamilyOf(a) != f {
+			continue
+		}
+		in := func(list []netip.Prefix) bool {
+			return slices.ContainsFunc(list, func(n netip.Prefix) bool { return n.Contains(a) })
+		}
+		want[a] = none
+		if p.Policy.CloseClusterIPs && in(p.Policy.ServiceCIDRs) && !(pods && in(slices.Concat(p.Policy.PodCIDRs, p.Policy.Links, p.Policy.BridgedLinks))) {
+			want[a] = []Fate{{To: "DROP"}}
+		}
+	}
+	source := netip.MustParseAddr([2]string{"203.0.113.9", "2001:db8:9::9"}[f])
+	for a, want := range want {
+		for _, local := range []bool{false, true} {
+			for _, protocol := range []service.Protocol{service.TCP, service.UDP, service.SCTP} {
+				pkt := first(protocol, plan.Client{Address: source, Node: local}, netip.AddrPortFrom(a, 82))
+				if diff := gocmp.Diff(want, sim.connect(pkt)); diff != "" {
+					t.Errorf("%s %s, from the node itself: %v, closed %v, %v (-want +rules):\n%s", protocol, a, local, p.Policy.CloseClusterIPs, p.Policy.ServiceCIDRs, diff)
+				}
 			}
 		}
 	}

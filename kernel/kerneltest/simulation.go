@@ -173,6 +173,7 @@ func (sim *simulation) route(out map[Fate]bool, p netfilter.Packet) {
 			}
 			return
 		}
+		p.Out = "eth0"
 		sim.walk(out, p, netfilter.Output, netfilter.OutputAfterBalancing, func(p netfilter.Packet) {
 			if !sim.local(p.Dst.Addr()) {
 				nobody(p)
@@ -192,6 +193,7 @@ func (sim *simulation) route(out map[Fate]bool, p netfilter.Packet) {
 			}
 		})
 	default:
+		p.Out = "eth0"
 		sim.walk(out, p, netfilter.Forward, netfilter.Whole, nobody)
 	}
 }

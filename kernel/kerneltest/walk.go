@@ -116,6 +116,9 @@ func (w *Walk) newPolicy() plan.Policy {
 	if w.one(4) {
 		p.ExcludeCIDRs = []netip.Prefix{netip.MustParsePrefix("10.244.0.0/22"), netip.MustParsePrefix("fd00:244::/118")}
 	}
+	if p.CloseClusterIPs = !w.one(4); !w.one(4) { // the second has pods in it
+		p.ServiceCIDRs = []netip.Prefix{netip.MustParsePrefix("10.96.0.0/20"), netip.MustParsePrefix("10.240.0.0/12"), netip.MustParsePrefix("fd00:96::/112"), netip.MustParsePrefix("fd00:200::/24")}
+	}
 	if w.one(4) { // whose hosts would answer each other past the node
 		p.Links = []netip.Prefix{netip.MustParsePrefix("10.244.0.0/20"), netip.MustParsePrefix("fd00:244::/120")}
 	}
@@ -135,7 +138,7 @@ func Taken() kernel.Virtual {
 }
 
 // wish makes the i-th service, different each time. Its addresses are nobody
-// else's.
+// else's, but for the cluster IPs of some pairs.
 func (w *Walk) wish(i int) wish {
 	protocols := []service.Protocol{service.TCP, service.TCP, service.UDP, service.SCTP}
 	p := service.Port{
@@ -153,7 +156,9 @@ func (w *Walk) wish(i int) wish {
 	addresses := func(v4, v6 string) []netip.Addr {
 		return []netip.Addr{netip.MustParseAddr(fmt.Sprintf(v4, i)), netip.MustParseAddr(fmt.Sprintf(v6, i))}
 	}
-	p.ClusterIPs = addresses("10.96.0.%d", "fd00:96::%x")
+	if p.ClusterIPs = addresses("10.96.0.%d", "fd00:96::%x"); i%4 == 3 { // another port of the Service before
+		p.ClusterIPs, p.Number = []netip.Addr{p.ClusterIPs[0].Prev(), p.ClusterIPs[1].Prev()}, 81
+	}
 	if w.one(2) {
 		p.LoadBalancerIPs = addresses("192.0.2.%d", "2001:db8::%x")
 		if w.one(3) {

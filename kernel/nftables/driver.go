@@ -122,7 +122,8 @@ func (d *Driver) try(f service.Family, o Options) error {
 	if o.Flowtable {
 		requests = append(requests, newFlowtable(f))
 	}
-	policy := plan.Policy{BridgedLinks: []netip.Prefix{netip.MustParsePrefix("192.0.2.0/24"), netip.MustParsePrefix("2001:db8::/64")}}
+	networks := []netip.Prefix{netip.MustParsePrefix("192.0.2.0/24"), netip.MustParsePrefix("2001:db8::/64")}
+	policy := plan.Policy{BridgedLinks: networks, CloseClusterIPs: true, ServiceCIDRs: networks}
 	r := newRules(&o, f, &policy)
 	more, _, _ := t.writeChains(f, append(r.chains(), r.treat(treatment{endpoints: 2, pods: 3, masquerade: plan.MasqueradeUnlessPod, affinity: 60})...))
 	requests = append(requests, more...)

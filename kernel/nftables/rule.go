@@ -119,6 +119,7 @@ var (
 	dport    = payload("th dport", unix.NFT_PAYLOAD_TRANSPORT_HEADER, 2, 2)
 	l4proto  = meta("meta l4proto", unix.NFT_META_L4PROTO, 1)
 	iifname  = meta("iifname", unix.NFT_META_IIFNAME, unix.IFNAMSIZ)
+	oifname  = meta("oifname", unix.NFT_META_OIFNAME, unix.IFNAMSIZ)
 	metaMark = meta("meta mark", unix.NFT_META_MARK, 4)
 	ctMark   = ct("ct mark", unix.NFT_CT_MARK)
 	// scratch keeps a number from one rule to the next. A rule can't do with one map's answer
@@ -380,10 +381,15 @@ const (
 
 // arrives matches packets by the interface that they come in on: a name, or what names
 // begin with and an asterisk.
-func arrives(name string) part {
+func arrives(name string) part { return passes(iifname, name) }
+
+// leaves matches packets by the interface that they go out on.
+func leaves(name string) part { return passes(oifname, name) }
+
+func passes(interfaces field, name string) part {
 	return func(r *Rule) {
-		r.say("iifname %q", name)
-		iifname.load(r, register)
+		r.say("%s %q", interfaces.text, name)
+		interfaces.load(r, register)
 		v := append([]byte(strings.TrimSuffix(name, "*")), 0)
 		if strings.HasSuffix(name, "*") {
 			v = v[:len(v)-1]

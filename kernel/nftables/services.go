@@ -330,6 +330,7 @@ func (m *members) addSteering(s *plan.Service) {
 	if s == nil {
 		return
 	}
+	m.addClusterIPs(s)
 	for i := range s.Frontends {
 		m.addSteered(s, &s.Frontends[i])
 	}
@@ -340,6 +341,16 @@ func (m *members) addSteering(s *plan.Service) {
 		if e := &s.Endpoints[i]; e.Leaves() {
 			m.put(service.FamilyOf(e.Address.Addr()), setLeaving, Element{Key: destination(e.Address.Addr(), s.Port.Protocol, e.Address.Port())})
 		}
+	}
+}
+
+// addClusterIPs adds a service port's cluster IPs, and where another proxy serves it.
+func (m *members) addClusterIPs(s *plan.Service) {
+	for _, a := range s.Port.ClusterIPs {
+		m.put(service.FamilyOf(a), setClusterIP, Element{Key: bytesOf(a)})
+	}
+	for _, at := range s.Left() {
+		m.put(service.FamilyOf(at.Addr()), setLeft, Element{Key: destination(at.Addr(), s.Port.Protocol, at.Port())})
 	}
 }
 

@@ -40,11 +40,13 @@ const (
 	setChoices   = "choices"
 	setAffinity  = "affinity"
 	setEndpoints = "endpoints"
+	setClusterIP = "cluster-ips"
+	setLeft      = "left-to-others"
 )
 
 // The sets that follow plans: those of steering, and those of services.
 var (
-	steeringSets = []string{setUserspace, setLoopback, setRefused, setLimited, setAllowed, setLeaving}
+	steeringSets = []string{setUserspace, setLoopback, setRefused, setLimited, setAllowed, setLeaving, setClusterIP, setLeft}
 	serviceSets  = []string{setServices, setBackends, setChoices, setEndpoints}
 )
 
@@ -62,6 +64,8 @@ func sets(f service.Family) []Set {
 		{Name: setLimited, Key: to, Comment: "addresses that only some clients may use"},
 		{Name: setAllowed, Key: with(addr), Intervals: true, Comment: "which clients may use which of them"},
 		{Name: setLeaving, Key: to, Comment: "endpoints that get no new connections"},
+		{Name: setClusterIP, Key: []Type{addr}, Comment: "cluster IPs that services have"},
+		{Name: setLeft, Key: to, Comment: "addresses that another proxy serves"},
 		{Name: setTold, Key: to, Timeouts: true, Comment: "endpoints whose refusals clients are told of"},
 		{Name: setKept, Key: []Type{addr, typePort, addr}, Timeouts: true, Comment: "connections in userspace, of services that the kernel has"},
 		{Name: setServices, Key: to, Verdicts: true, Comment: "how an endpoint is chosen"},
@@ -96,6 +100,9 @@ const (
 	chainOwn        = "masquerade-node-clients"
 	chainNew        = "prerouting-new"
 	chainSent       = "output-own"
+	chainClosed     = "closed"
+	chainNoPort     = "no-port"
+	chainNoService  = "no-service"
 )
 
 // rules makes the rules of one family that all services share.
@@ -168,7 +175,7 @@ func (r *rules) chains() []Chain {
 	base := func(name, kind string, hook uint32, priority int32, rules ...Rule) Chain {
 		return Chain{Name: name, Type: kind, Hook: hook, Priority: priority, Base: true, Rules: rules}
 	}
-	return []Chain{
+	return append([]Chain{
 		base("prerouting", "filter", unix.NF_INET_PRE_ROUTING, mangle, r.prerouting()...),
 		base("output", "route", unix.NF_INET_LOCAL_OUT, mangle, r.output()...),
 		base("nat-prerouting", "nat", unix.NF_INET_PRE_ROUTING, dstnat, rule(jumpTo(chainServices))),
@@ -190,7 +197,7 @@ func (r *rules) chains() []Chain {
 		{Name: chainOutside, Rules: r.logged(kernel.ReasonOutside, rule(drop))},
 		{Name: chainOutsiders, Rules: append(r.pods(returns), rule(r.mark()))},
 		{Name: chainOwn, Rules: []Rule{rule(saddrFib.is("local", native(unix.RTN_LOCAL)...), r.mark())}},
-	}
+	}, r.closed()...)
 }
 
 // logged logs a refusal before what comes next.
@@ -400,6 +407,53 @@ func (r *rules) unserved() []Rule {
 	}, r.rejected(kernel.ReasonNoKproxy)...)
 }
 
+// toClosed is for connections that leave this node, or are forwarded, once all that serves or refuses services has seen
+// them: what nothing has rewritten and kproxy doesn't send is to no service. Connections that had begun are let be, as
+// with kube-proxy.
+func (r *rules) toClosed() []Rule {
+	if !r.policy.CloseClusterIPs {
+		return nil
+	}
+	return []Rule{rule(state("new", stateNew), r.own("!="), notRewritten, jumpTo(chainClosed))}
+}
+
+// closed returns the chains that refuse what is to a cluster IP by a port that no service has there, and drop what is to an
+// address of the ServiceCIDRs that no service has: it would leave by the default route, for a host that has
+// that address outside. What this node has itself, or its pods, is theirs; what the node sends to an
+// address of its own is forwarded by nothing.
+func (r *rules) closed() []Chain {
+	if !r.policy.CloseClusterIPs {
+		return nil
+	}
+	networks, but := r.policy.Closed(r.family)
+	var look []Rule
+	if len(r.policy.ExcludeCIDRs) > 0 {
+		look = append(look, rule(r.to().in(setLeft), returns))
+	}
+	look = append(look, rule(key{daddr[r.family]}.in(setClusterIP), goesTo(chainNoPort), comment(kernel.ReasonNoPort)))
+	for _, n := range networks {
+		look = append(look, rule(r.destination(n, "=="), goesTo(chainNoService), comment(kernel.ReasonNoService)))
+	}
+	own := []Rule{rule(daddrFib.is("local", native(unix.RTN_LOCAL)...), returns)}
+	out := []Chain{
+		{Name: chainClosed, Rules: look},
+		{Name: chainNoPort, Rules: append(own[:1:1], r.rejected(kernel.ReasonNoPort)...)},
+	}
+	if len(networks) == 0 {
+		return out
+	}
+	switch {
+	case r.policy.PodBridge != "":
+		own = append(own, rule(leaves(r.policy.PodBridge), returns))
+	case r.policy.PodInterfacePrefix != "":
+		own = append(own, rule(leaves(r.policy.PodInterfacePrefix+"*"), returns))
+	}
+	for _, n := range but {
+		own = append(own, rule(r.destination(n, "=="), returns))
+	}
+	return append(out, Chain{Name: chainNoService, Rules: append(own, r.logged(kernel.ReasonNoService, rule(drop))...)})
+}
+
 func (r *rules) input() []Rule {
 	out := []Rule{
 		established(),
@@ -413,7 +467,7 @@ func (r *rules) input() []Rule {
 }
 
 func (r *rules) forward() []Rule {
-	out := []Rule{established(), rule(state("new", stateNew), jumpTo(chainRefuse))}
+	out := append([]Rule{established(), rule(state("new", stateNew), jumpTo(chainRefuse))}, r.toClosed()...)
 	if r.Flowtable {
 		add := rule(state("established", stateEstablished), rewritten, append(r.to(), daddr[r.family]).in(setEndpoints), flowAdd)
 		out = slices.Insert(out, 0, add)
@@ -451,5 +505,5 @@ func (r *rules) filterOutput() []Rule {
 	if r.LogRefusals && r.PassiveHealth {
 		out = append(out, rule(protocol(service.UDP), r.own("=="), notConfirmed, limit(kernel.SampleRate, kernel.SampleBurst), log(kernel.ReasonUDPSample, kernel.RefusalGroup)))
 	}
-	return append(out, rule(state("new", stateNew), jumpTo(chainRefuseHere)))
+	return append(append(out, rule(state("new", stateNew), jumpTo(chainRefuseHere))), r.toClosed()...)
 }

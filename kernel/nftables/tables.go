@@ -492,7 +492,9 @@ func newScope(add func(*members, *plan.Service), names ...string) *scope {
 }
 
 // shared are the sets in which several services may have the same element.
-func shared(set string) bool { return set == setEndpoints || set == setLeaving }
+func shared(set string) bool {
+	return set == setEndpoints || set == setLeaving || set == setClusterIP || set == setLeft
+}
 
 // common is an element of those. There is one for every endpoint, so it is small, and without pointers that
 // would keep all that was allocated with its key, and that the garbage collector would follow.
@@ -500,14 +502,33 @@ type common struct {
 	address  [16]byte
 	port     [2]byte
 	protocol byte
-	leaving  bool
+	set      byte
 }
+
+// The sets of these.
+const (
+	commonEndpoint = iota
+	commonLeaving
+	commonClusterIP
+	commonLeft
+)
 
 func (m *member) common() common {
 	n := typeAddr[m.family].size
 	a, _ := netip.AddrFromSlice([]byte(m.Key[:n]))
+	c := common{address: a.As16()}
+	switch m.set {
+	case setClusterIP:
+		c.set = commonClusterIP
+		return c
+	case setLeaving:
+		c.set = commonLeaving
+	case setLeft:
+		c.set = commonLeft
+	}
 	port := m.Key[n+registerAlign:]
-	return common{a.As16(), [2]byte{port[0], port[1]}, m.Key[n], m.set == setLeaving}
+	c.port, c.protocol = [2]byte{port[0], port[1]}, m.Key[n]
+	return c
 }
 
 // of returns what a service wants, sorted, each element once.

@@ -107,7 +107,7 @@ func (s Rules) logs(reason string) []string {
 // forward lets others' established connections pass at once.
 func (s Rules) forward() []string {
 	if !s.nat() {
-		return append([]string{s.refuse()}, s.passing()...)
+		return append(append([]string{s.refuse()}, s.toClosed()...), s.passing()...)
 	}
 	return append([]string{state("INVALID,NEW,DNAT") + " -j " + chainForwarded}, s.passing()...)
 }
@@ -124,6 +124,7 @@ func (s Rules) forwarded() []string {
 		state("ESTABLISHED") + " " + s.Accepted() + " " + kernel.Comment("connections that were let through") + " -j ACCEPT",
 		s.refuse(),
 	}
+	out = append(out, s.toClosed()...)
 	return append(append(out, s.invalidForward()...),
 		state("NEW")+" "+state("DNAT")+" "+kernel.InSet(s.Set(kernel.SetEndpoint), "dst,dst,dst")+
 			fmt.Sprintf(" -j CONNMARK --set-xmark %#x/%#x", accepted, accepted),
@@ -163,7 +164,56 @@ func (s Rules) outputNew() []string {
 		fmt.Sprintf("-s %s -p tcp %s --sport %d %s", s.listener(), notSYN, s.TCPPort, forgotten),
 		fmt.Sprintf("-s %s -p udp -m udp --sport %d %s", s.listener(), s.UDPPort, forgotten),
 	}, s.ownSamples()...)
-	return append(out, s.refuse())
+	return append(append(out, s.refuse()), s.toClosed()...)
+}
+
+// toClosed is for connections that leave this node, or are forwarded, once all that serves or refuses services has seen
+// them: what nothing has rewritten and kproxy doesn't send is to no service. Connections that had begun are let be, as
+// with kube-proxy. Of other packets, none passes more than this rule.
+func (s Rules) toClosed() []string {
+	if !s.policy.CloseClusterIPs {
+		return nil
+	}
+	own := s.Marks.Own()
+	return []string{fmt.Sprintf("-m mark ! --mark %#x/%#x %s -m conntrack ! --ctstate DNAT -j %s", own, own, state("NEW"), chainClosed)}
+}
+
+// closed leads to the ends of what is to a cluster IP by a port that no service has there, and of what is to an address of the
+// ServiceCIDRs that no service has: it would leave by the default route, for a host that has that address
+// outside. noService are the rules for the latter; nil without such networks. What this node has itself, or its
+// pods, is theirs. A chain that is gone to returns to where this one was jumped to.
+func (s Rules) closed() (look, noService []string) {
+	for _, w := range s.planes {
+		if !w.NAT {
+			look = append(look, w.Rewritten+" -j RETURN")
+		}
+	}
+	if len(s.policy.ExcludeCIDRs) > 0 {
+		look = append(look, kernel.InSet(s.Set(kernel.SetLeft), "dst,dst")+" -j RETURN")
+	}
+	look = append(look, kernel.InSet(s.Set(kernel.SetCluster), "dst")+" "+kernel.Comment(kernel.ReasonNoPort)+" -g "+ChainNoPort)
+	networks, but := s.policy.Closed(s.Family)
+	for _, n := range networks {
+		look = append(look, "-d "+n.String()+" "+kernel.Comment(kernel.ReasonNoService)+" -g "+ChainNoService)
+	}
+	if len(networks) == 0 {
+		return look, nil
+	}
+	noService = []string{ownAddress}
+	if out := podInterface(s.policy); out != "" {
+		noService = append(noService, "-o "+out+" -j RETURN")
+	}
+	for _, n := range but {
+		noService = append(noService, "-d "+n.String()+" -j RETURN")
+	}
+	return look, append(noService, s.dropped(kernel.ReasonNoService)...)
+}
+
+// ownAddress lets be what the node sends to an address of its own.
+const ownAddress = "-m addrtype --dst-type LOCAL -j RETURN"
+
+func (s Rules) noPort() []string {
+	return append([]string{ownAddress}, s.rejected(kernel.ReasonNoPort)...)
 }
 
 // input lets redirected connections reach the listener and endpoints' answers

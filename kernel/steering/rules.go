@@ -21,14 +21,17 @@ const (
 	ChainAccept      = kernel.Prefix + "ACCEPT"  // jumped to at the end of built-in chains
 	ChainInvalid     = kernel.Prefix + "INVALID" // ends packets that conntrack can't place, in table filter
 	ChainReject      = kernel.Prefix + "REJECT"
-	ChainUnserved    = kernel.Prefix + "UNSERVED"  // of userspace, that no kproxy takes
-	ChainElsewhere   = kernel.Prefix + "ELSEWHERE" // drops what a traffic policy allows no endpoint
-	ChainOutside     = kernel.Prefix + "OUTSIDE"   // drops clients outside the source ranges, in table mangle
+	ChainUnserved    = kernel.Prefix + "UNSERVED"   // of userspace, that no kproxy takes
+	ChainElsewhere   = kernel.Prefix + "ELSEWHERE"  // drops what a traffic policy allows no endpoint
+	ChainOutside     = kernel.Prefix + "OUTSIDE"    // drops clients outside the source ranges, in table mangle
+	ChainNoPort      = kernel.Prefix + "NO-PORT"    // refuses what is to a cluster IP by a port that no service has there
+	ChainNoService   = kernel.Prefix + "NO-SERVICE" // drops what is to an address of the ServiceCIDRs that no service has
 	ChainRedirect    = kernel.Prefix + "PORTAL"
 	ChainShort       = kernel.Prefix + "SHORT"
 
 	chainPrerouting = kernel.Prefix + "PREROUTING"
 	chainRefuse     = kernel.Prefix + "REFUSE"
+	chainClosed     = kernel.Prefix + "CLOSED"
 )
 
 // The chains of what only some packets need: those that begin a connection, or
@@ -173,6 +176,13 @@ func (s Rules) chains() []kernel.Chain {
 	}
 	if s.nat() {
 		out = append(out, chain("filter", chainForwarded, s.forwarded()...))
+	}
+	if s.policy.CloseClusterIPs {
+		closed, noService := s.closed()
+		out = append(out, chain("filter", chainClosed, closed...), chain("filter", ChainNoPort, s.noPort()...))
+		if noService != nil {
+			out = append(out, chain("filter", ChainNoService, noService...))
+		}
 	}
 	if len(s.each(func(w *PlaneRules) []string { return w.OutputNew })) > 0 {
 		out = append(out, chain("mangle", ChainElsewhere, s.dropped(kernel.ReasonElsewhere)...))

@@ -23,6 +23,7 @@ import (
 //   - RANGED the addresses that only the clients in ALLOW may use,
 //   - SHORT, where the kernel data plane can't tell clients apart ([plan.Plan.TellsClients]), what is
 //     redirected to userspace for pods and this node, whatever is done with others' connections,
+//   - CLUSTER, where these are closed, holds the cluster IPs that services have, and LEFT what another proxy serves,
 //   - LEAVING, where the kernel carries connections, the endpoints that may have
 //     some but get no new ones,
 //   - ALIVE, STARTING, LET and HELD are empty here: see [kernel.Heartbeat] and
@@ -57,6 +58,16 @@ func SetChanges(old, p *plan.Plan, d plan.Delta) kernel.SetOps {
 			if !changed[s.Port.Key] {
 				before.leaving(s)
 				now.leaving(s)
+			}
+		}
+	}
+	if p.Policy.CloseClusterIPs && slices.ContainsFunc(d.Changes, func(c plan.Change) bool {
+		return c.Is == nil || c.Was != nil && !slices.Equal(c.Was.Port.ClusterIPs, c.Is.Port.ClusterIPs)
+	}) {
+		for _, s := range p.Services { // the ports of a Service share its cluster IPs
+			if !changed[s.Port.Key] {
+				before.clusterIPs(s)
+				now.clusterIPs(s)
 			}
 		}
 	}
@@ -106,6 +117,11 @@ func EmptySetsOf(p *plan.Plan) []kernel.Set {
 				kernel.Set{Name: kernel.NodePortSet(kernel.SetShort, service.TCP, f), Type: kernel.BitmapPort},
 				kernel.Set{Name: kernel.NodePortSet(kernel.SetShort, service.UDP, f), Type: kernel.BitmapPort})
 		}
+		if p.Policy.CloseClusterIPs {
+			out = append(out,
+				kernel.Set{Name: kernel.FamilySet(kernel.SetCluster, f), Type: kernel.HashIP, Family: f},
+				kernel.Set{Name: kernel.FamilySet(kernel.SetLeft, f), Type: kernel.HashIPPort, Family: f})
+		}
 		if p.Offloads() {
 			out = append(out, kernel.Set{Name: kernel.FamilySet(kernel.SetLeaving, f), Type: kernel.HashIPPort, Family: f})
 		}
@@ -153,6 +169,18 @@ func (b *members) addService(s *plan.Service) {
 		b.add(s, &s.Frontends[i])
 	}
 	b.leaving(s)
+	b.clusterIPs(s)
+}
+
+// clusterIPs adds a service port's cluster IPs, and where another proxy serves it. Where they aren't closed, there are no
+// such sets.
+func (b *members) clusterIPs(s *plan.Service) {
+	for _, a := range s.Port.ClusterIPs {
+		b.put(kernel.FamilySet(kernel.SetCluster, service.FamilyOf(a)), a.String())
+	}
+	for _, at := range s.Left() {
+		b.put(kernel.FamilySet(kernel.SetLeft, service.FamilyOf(at.Addr())), kernel.AddressEntry(s.Port.Protocol, at))
+	}
 }
 
 func (b *members) add(s *plan.Service, f *plan.Frontend) {

@@ -16,6 +16,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	eventsv1 "k8s.io/api/events/v1"
+	networkingv1 "k8s.io/api/networking/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes/scheme"
 )
@@ -53,6 +54,7 @@ var apiVersions = map[string]metav1.TypeMeta{
 	"services":       {APIVersion: "v1", Kind: "Service"},
 	"endpointslices": {APIVersion: "discovery.k8s.io/v1", Kind: "EndpointSlice"},
 	"nodes":          {APIVersion: "v1", Kind: "Node"},
+	"servicecidrs":   {APIVersion: "networking.k8s.io/v1", Kind: "ServiceCIDR"},
 }
 
 func newAPI(t *testing.T) *api {
@@ -313,6 +315,8 @@ func event(kind, resource string, o metav1.Object) map[string]any {
 	case *discoveryv1.EndpointSlice:
 		o.TypeMeta = typeMeta
 	case *corev1.Node:
+		o.TypeMeta = typeMeta
+	case *networkingv1.ServiceCIDR:
 		o.TypeMeta = typeMeta
 	}
 	return map[string]any{"type": kind, "object": o}

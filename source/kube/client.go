@@ -11,6 +11,7 @@ import (
 	corev1 "k8s.io/client-go/kubernetes/typed/core/v1"
 	discoveryv1 "k8s.io/client-go/kubernetes/typed/discovery/v1"
 	eventsv1 "k8s.io/client-go/kubernetes/typed/events/v1"
+	networkingv1 "k8s.io/client-go/kubernetes/typed/networking/v1"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/util/flowcontrol"
 	"k8s.io/klog/v2"
@@ -27,6 +28,7 @@ type client struct {
 	authority string // see authorityOf
 	core      corev1.CoreV1Interface
 	discovery discoveryv1.DiscoveryV1Interface
+	network   networkingv1.NetworkingV1Interface
 	events    eventsv1.EventsV1Interface
 }
 
@@ -70,6 +72,9 @@ func clientsOf(rc *rest.Config, h *http.Client) (c *client, err error) {
 		return nil, err
 	}
 	if c.discovery, err = discoveryv1.NewForConfigAndClient(rc, h); err != nil {
+		return nil, err
+	}
+	if c.network, err = networkingv1.NewForConfigAndClient(rc, h); err != nil {
 		return nil, err
 	}
 	c.events, err = eventsv1.NewForConfigAndClient(forEvents, h)

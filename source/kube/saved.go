@@ -20,6 +20,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
+	networkingv1 "k8s.io/api/networking/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/client-go/rest"
 )
@@ -47,6 +48,7 @@ const (
 	servicesMember = "services.pb"
 	slicesMember   = "endpointslices.pb"
 	nodesMember    = "nodes.pb"
+	cidrsMember    = "servicecidrs.pb" // which files of earlier releases don't have
 )
 
 // origin says whose state a file holds, and as of when.
@@ -221,6 +223,7 @@ type savedObjects struct {
 	services corev1.ServiceList
 	slices   discoveryv1.EndpointSliceList
 	nodes    corev1.NodeList
+	cidrs    networkingv1.ServiceCIDRList
 }
 
 // readArchive reads the content of a file.
@@ -234,9 +237,13 @@ func readArchive(content []byte) (from origin, o savedObjects, err error) {
 		servicesMember: o.services.Unmarshal,
 		slicesMember:   o.slices.Unmarshal,
 		nodesMember:    o.nodes.Unmarshal,
+		cidrsMember:    o.cidrs.Unmarshal,
 	} {
 		var member []byte
 		f, err := r.Open(name)
+		if name == cidrsMember && errors.Is(err, os.ErrNotExist) {
+			continue
+		}
 		if err == nil {
 			member, err = io.ReadAll(f) // checks the checksum
 		}
@@ -260,7 +267,7 @@ func (s *state) archive(from origin) ([]byte, error) {
 	lists := []struct {
 		name     string
 		messages [][]byte
-	}{{servicesMember, s.services.messages()}, {slicesMember, s.slices.messages()}, {nodesMember, s.nodes.messages()}}
+	}{{servicesMember, s.services.messages()}, {slicesMember, s.slices.messages()}, {nodesMember, s.nodes.messages()}, {cidrsMember, s.cidrs.messages()}}
 	s.mu.Unlock()
 	var out bytes.Buffer
 	z := zip.NewWriter(&out)
@@ -328,6 +335,9 @@ func (s *state) restore(o savedObjects) error {
 	var err error
 	for i := range o.nodes.Items { // first: endpoints depend on it
 		err = errors.Join(err, s.nodes.restore(&o.nodes.Items[i]))
+	}
+	for i := range o.cidrs.Items {
+		err = errors.Join(err, s.cidrs.restore(&o.cidrs.Items[i]))
 	}
 	for i := range o.services.Items {
 		err = errors.Join(err, s.services.restore(&o.services.Items[i]))

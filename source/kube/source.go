@@ -13,6 +13,8 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
+	networkingv1 "k8s.io/api/networking/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
 
@@ -39,6 +41,7 @@ type Source struct {
 	events *recorder
 
 	services, slices, nodes *health
+	cidrs                   *health // not one of those without which nothing is served
 
 	changed chan struct{}
 	failed  chan struct{} // a watch has begun to fail
@@ -70,7 +73,19 @@ func Open(cfg Config) (*Source, error) {
 	}
 	s.events = newRecorder(c.events, cfg.Node, s.state.uid, cfg.Logger)
 	s.services, s.slices, s.nodes = s.newHealth("Services"), s.newHealth("EndpointSlices"), s.newHealth("Node")
+	s.cidrs = &health{kind: "ServiceCIDRs", log: s.log, recovered: s.retries.hurry, failed: s.state.heardOfCIDRs, lacks: s.lacksCIDRs}
 	return s, nil
+}
+
+// lacksCIDRs says once that the API has no ServiceCIDRs, or none for this client. A cluster before Kubernetes 1.33 has none,
+// and nothing is amiss there.
+func (s *Source) lacksCIDRs(err error) {
+	s.state.heardOfCIDRs()
+	if apierrors.IsNotFound(err) {
+		s.log.Info("this API server has no ServiceCIDRs (Kubernetes 1.33): --service-cidr says what the networks of cluster IPs are", "server", s.client.host)
+		return
+	}
+	s.log.Warn("kproxy may not list ServiceCIDRs, so that it doesn't drop what is to cluster IPs that no Service has; its ClusterRole needs list and watch of servicecidrs in networking.k8s.io, or --service-cidr names the networks", "error", plain(err))
 }
 
 func (s *Source) newHealth(kind string) *health {
@@ -163,6 +178,7 @@ func (s *Source) follow(ctx context.Context) {
 	g.Go(func() { s.followServices(ctx) })
 	g.Go(func() { s.followSlices(ctx) })
 	g.Go(func() { s.followNode(ctx) })
+	g.Go(func() { s.followCIDRs(ctx) })
 	g.Go(func() { s.restoreIfAway(ctx) })
 	g.Go(func() { s.keepSaved(ctx) })
 	s.convert(ctx)
@@ -195,6 +211,12 @@ func (s *Source) followNode(ctx context.Context) {
 		api:       s.client.core.Nodes(),
 		selectors: metav1.ListOptions{FieldSelector: fields.OneTermEqualSelector(metav1.ObjectNameField, s.cfg.Node).String()},
 		health:    s.nodes, table: s.state.nodes, example: &corev1.Node{}, retries: &s.retries,
+	}.run(ctx)
+}
+
+func (s *Source) followCIDRs(ctx context.Context) {
+	follower[*networkingv1.ServiceCIDRList, *networkingv1.ServiceCIDR]{
+		api: s.client.network.ServiceCIDRs(), health: s.cidrs, table: s.state.cidrs, example: &networkingv1.ServiceCIDR{}, retries: &s.retries,
 	}.run(ctx)
 }
 

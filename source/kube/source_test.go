@@ -1,11 +1,16 @@
 package kube
 
 import (
+	"bytes"
 	"context"
 	"fmt"
+	"log/slog"
 	"math/rand/v2"
 	"net/http"
+	"os"
+	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -13,6 +18,7 @@ import (
 	"github.com/google/go-cmp/cmp/cmpopts"
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
+	networkingv1 "k8s.io/api/networking/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/utils/ptr"
 
@@ -109,6 +115,9 @@ func (a *api) fromScratch() *service.Snapshot {
 	}
 	for _, x := range a.objects["nodes"] {
 		o.Nodes = append(o.Nodes, x.(*corev1.Node))
+	}
+	for _, x := range a.objects["servicecidrs"] {
+		o.ServiceCIDRs = append(o.ServiceCIDRs, x.(*networkingv1.ServiceCIDR))
 	}
 	return source.Build(o, node)
 }
@@ -278,6 +287,94 @@ func TestRefused(t *testing.T) {
 			waitFor(t, "the first Snapshot", func() bool { return agrees(s, a) && len(problems(s)) == 0 })
 		})
 	}
+}
+
+func aServiceCIDR(n string, networks ...string) *networkingv1.ServiceCIDR {
+	return &networkingv1.ServiceCIDR{ObjectMeta: metav1.ObjectMeta{Name: n}, Spec: networkingv1.ServiceCIDRSpec{CIDRs: networks}}
+}
+
+// TestServiceCIDRs: the networks of all are in the Snapshot, as they come, change and go, and are saved with the rest.
+func TestServiceCIDRs(t *testing.T) {
+	a := world(t)
+	a.set("servicecidrs", aServiceCIDR("kubernetes", "10.96.0.0/12", "fd00:96::/112"))
+	a.start()
+	file := filepath.Join(t.TempDir(), "state.zip")
+	s, stop := run(t, saving(a, file))
+	has := func(want ...string) {
+		t.Helper()
+		waitFor(t, strings.Join(want, " and "), func() bool {
+			l := s.Latest()
+			return l != nil && l.Len() == 2 && fmt.Sprint(l.ServiceCIDRs()) == fmt.Sprint(want)
+		})
+	}
+	waitFor(t, "the first Snapshot", func() bool { return s.Latest() != nil })
+	if got := fmt.Sprint(s.Latest().ServiceCIDRs()); got != "[10.96.0.0/12 fd00:96::/112]" {
+		t.Errorf("the first Snapshot has %s", got)
+	}
+	a.set("servicecidrs", aServiceCIDR("more", "10.112.0.0/16", "10.96.0.0/12", "nonsense"))
+	has("10.96.0.0/12", "10.112.0.0/16", "fd00:96::/112")
+	a.remove("servicecidrs", name{Name: "kubernetes"}) // what both have stays
+	has("10.96.0.0/12", "10.112.0.0/16")
+	a.set("servicecidrs", aServiceCIDR("more", "10.112.0.0/16"))
+	has("10.112.0.0/16")
+	waitFor(t, "it is saved", func() bool {
+		_, saved, err := readArchive(must(os.ReadFile(file)))
+		return err == nil && len(saved.cidrs.Items) == 1 && fmt.Sprint(saved.cidrs.Items[0].Spec.CIDRs) == "[10.112.0.0/16]"
+	})
+	stop()
+	a.stop()
+	s, _ = run(t, saving(a, file))
+	has("10.112.0.0/16")
+}
+
+func must[T any](v T, _ error) T { return v }
+
+// TestServiceCIDRsAreMissing: an API without them is none the worse for it, and one that lets kproxy have none has one warning.
+func TestServiceCIDRsAreMissing(t *testing.T) {
+	for status, want := range map[int]string{
+		http.StatusNotFound:  "level=INFO msg=\"this API server has no ServiceCIDRs",
+		http.StatusForbidden: "level=WARN msg=\"kproxy may not list ServiceCIDRs",
+	} {
+		t.Run(fmt.Sprint(status), func(t *testing.T) {
+			a := world(t)
+			a.set("servicecidrs", aServiceCIDR("kubernetes", "10.96.0.0/12"))
+			a.answer("servicecidrs", status)
+			a.start()
+			var log lockedBuffer
+			cfg := Config{Master: "http://" + a.address, Node: node, QPS: -1, Logger: slog.New(slog.NewTextHandler(&log, nil))}
+			s, _ := run(t, cfg)
+			waitFor(t, "the first Snapshot", func() bool { return s.Latest() != nil })
+			s.retries.hurry() // asked again, it isn't told again
+			a.set("services", aService("new", 3))
+			waitFor(t, "a Service more", func() bool { return s.Latest().Len() == 3 })
+			if got := problems(s); len(got) > 0 || len(s.Latest().ServiceCIDRs()) > 0 {
+				t.Errorf("networks %v, problems %v; want none", s.Latest().ServiceCIDRs(), got)
+			}
+			a.answer("servicecidrs", 0)
+			waitFor(t, "the networks, once it may have them", func() bool { s.retries.hurry(); return len(s.Latest().ServiceCIDRs()) == 1 })
+			if got := log.String(); strings.Count(got, "ServiceCIDRs") != 1 || !strings.Contains(got, want) {
+				t.Errorf("the log is\n%s\nwant it to tell once of %s", got, want)
+			}
+		})
+	}
+}
+
+// lockedBuffer is one that several goroutines may use.
+type lockedBuffer struct {
+	mu sync.Mutex
+	b  bytes.Buffer
+}
+
+func (l *lockedBuffer) Write(p []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.b.Write(p)
+}
+
+func (l *lockedBuffer) String() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.b.String()
 }
 
 func TestNodeUnknown(t *testing.T) {

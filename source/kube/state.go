@@ -9,6 +9,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
+	networkingv1 "k8s.io/api/networking/v1"
 	"k8s.io/apimachinery/pkg/types"
 
 	"kproxy.dev/kproxy/service"
@@ -27,6 +28,8 @@ type state struct {
 	services *table[*corev1.Service]
 	slices   *table[*discoveryv1.EndpointSlice]
 	nodes    *table[*corev1.Node]
+	cidrs    *table[*networkingv1.ServiceCIDR]
+	heardOf  bool              // whether there are ServiceCIDRs has been asked, whatever the answer
 	of       map[name][]string // the names of each Service's slices
 	dirty    map[name]bool     // Services that changed, or their slices
 	own      *corev1.Node      // as it was when it was whole; nil before
@@ -43,7 +46,18 @@ func newState(cfg Config) *state {
 		return &discoveryv1.EndpointSlice{ObjectMeta: o.ObjectMeta, AddressType: o.AddressType}
 	}, s.sliceChanged)
 	s.nodes = newTable(&s.mu, fresh[corev1.Node], trimNode, func(o *corev1.Node) *corev1.Node { return o }, s.nodeChanged)
+	s.cidrs = newTable(&s.mu, fresh[networkingv1.ServiceCIDR], trimServiceCIDR, func(o *networkingv1.ServiceCIDR) *networkingv1.ServiceCIDR { return o }, func(_, _ *networkingv1.ServiceCIDR) { s.wake() })
 	return s
+}
+
+// heardOfCIDRs notes that the API has answered whether there are ServiceCIDRs, or can't.
+func (s *state) heardOfCIDRs() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if !s.heardOf {
+		s.heardOf = true
+		s.wake()
+	}
 }
 
 func fresh[T any]() *T { return new(T) }
@@ -98,11 +112,12 @@ func serviceOf(s *discoveryv1.EndpointSlice) name {
 }
 
 // synced reports whether the API has said once what there is of everything
-// that a Snapshot needs.
+// that a Snapshot needs, and of ServiceCIDRs, if it can: else a kproxy that starts
+// would open for a moment what its predecessor has closed.
 func (s *state) synced() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.services.synced && s.slices.synced && s.nodes.synced
+	return s.services.synced && s.slices.synced && s.nodes.synced && (s.cidrs.synced || s.heardOf)
 }
 
 // next returns the Snapshot after last, nil for one from scratch, and what
@@ -130,6 +145,10 @@ func (s *state) take(everything bool) (source.Objects, map[name]bool, [2][]time.
 	o := source.Objects{
 		Nodes:         s.lastNode(),
 		NodeAddresses: s.addresses,
+	}
+	for k := range s.cidrs.objects {
+		c, _ := s.cidrs.get(k)
+		o.ServiceCIDRs = append(o.ServiceCIDRs, c)
 	}
 	add := func(k name) {
 		svc, ok := s.services.get(k)

@@ -6,6 +6,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
+	networkingv1 "k8s.io/api/networking/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"kproxy.dev/kproxy/source"
@@ -84,6 +85,10 @@ func trimSlice(s *discoveryv1.EndpointSlice) *discoveryv1.EndpointSlice {
 		}
 	}
 	return out
+}
+
+func trimServiceCIDR(c *networkingv1.ServiceCIDR) *networkingv1.ServiceCIDR {
+	return &networkingv1.ServiceCIDR{ObjectMeta: trimMeta(&c.ObjectMeta), Spec: networkingv1.ServiceCIDRSpec{CIDRs: c.Spec.CIDRs}}
 }
 
 func trimNode(n *corev1.Node) *corev1.Node {

@@ -80,7 +80,11 @@ func (f follower[L, T]) run(ctx context.Context) {
 		if time.Since(start) > steady {
 			wait = backoff()
 		}
-		<-f.retries.pause(wait.Step(), ctx.Done())
+		pause := wait.Step()
+		if f.health.lacking() {
+			pause = lackingPause
+		}
+		<-f.retries.pause(pause, ctx.Done())
 	}
 }
 
@@ -98,6 +102,8 @@ func plain(err error) string {
 const (
 	retryFirst = 200 * time.Millisecond
 	retryMax   = 10 * time.Second // up to twice that, with jitter; client-go's is 30 seconds
+	// lackingPause is the same where the API has nothing of the kind, or not for this client.
+	lackingPause = 10 * time.Minute
 	// steady is how long a watch has to last for the next pause to be a
 	// short one.
 	steady = 2 * retryMax
@@ -169,8 +175,12 @@ type health struct {
 	log       *slog.Logger
 	recovered func() // called when it works, at first and after it didn't
 	failed    func() // called when it doesn't
+	// lacks is called once, where what is followed may be missing: with the error that says that the API has nothing of
+	// the kind, or not for this client. That is no failure then. It may be nil.
+	lacks func(error)
 
 	mu     sync.Mutex
+	lack   bool
 	worked bool
 	during string // "list" or "watch", what fails; empty while it works
 	since  time.Time
@@ -189,11 +199,27 @@ func (h *health) note(ctx context.Context, request string, err error) {
 	if ctx.Err() != nil || apierrors.IsResourceExpired(err) || apierrors.IsGone(err) {
 		return // the end, or a request to list everything again: neither is a failure
 	}
-	if err != nil {
+	switch {
+	case h.lacks != nil && (apierrors.IsNotFound(err) || apierrors.IsForbidden(err)):
+		h.mu.Lock()
+		was := h.lack
+		h.lack, h.during = true, ""
+		h.mu.Unlock()
+		if !was {
+			h.lacks(err)
+		}
+	case err != nil:
 		h.fails(request, err)
-		return
+	default:
+		h.works(request)
 	}
-	h.works(request)
+}
+
+// lacking reports whether the API said last that it has nothing of the kind, or not for this client.
+func (h *health) lacking() bool {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.lack
 }
 
 func (h *health) fails(request string, err error) {
@@ -220,7 +246,7 @@ func (h *health) works(request string) {
 	if was != "" || !h.worked {
 		h.recovered()
 	}
-	h.worked, h.during, h.err = true, "", nil
+	h.worked, h.lack, h.during, h.err = true, false, "", nil
 }
 
 // problem returns a line about what fails, empty while nothing does.

@@ -36,8 +36,8 @@ func TestRules(t *testing.T) {
 	m := load(t)
 	want := map[string][]string{
 		"/endpoints": {"list", "watch"}, "/services": {"list", "watch"}, "/nodes": {"get", "list", "watch"},
-		"discovery.k8s.io/endpointslices": {"list", "watch"},
-		"/events":                         {"create", "patch", "update"}, "events.k8s.io/events": {"create", "patch", "update"},
+		"discovery.k8s.io/endpointslices": {"list", "watch"}, "networking.k8s.io/servicecidrs": {"list", "watch"},
+		"/events": {"create", "patch", "update"}, "events.k8s.io/events": {"create", "patch", "update"},
 	}
 	have := map[string][]string{}
 	for _, r := range m.clusterRole.Rules {

@@ -160,6 +160,7 @@ func newFlowWorld(t *testing.T, mode plan.Mode, matrix *flows.Matrix, c flows.Co
 	var err error
 	w.flows, err = matrix.Flows(c)
 	w.must(err)
+	w.flows = append(w.flows, matrix.ToNowhere()...)
 	if slow > 1 {
 		w.network.Annotations = map[string]string{"kproxy.dev/connect-timeout": within(time.Second).String()}
 	}
@@ -232,7 +233,9 @@ func (w *flowWorld) attempts() (out []attempt) {
 				continue
 			}
 			a := attempt{Flow: f, network: network}
-			if f.Kind == flows.NodePort {
+			if f.Nowhere.IsValid() {
+				a.target = f.Nowhere
+			} else if f.Kind == flows.NodePort {
 				a.target = netip.AddrPortFrom(w.network.Node[f.Family], f.Service.NodePort(f.Port))
 			} else {
 				a.target = netip.AddrPortFrom(f.Service.Address(f.Kind, f.Family), flows.ClusterPort(f.Port))

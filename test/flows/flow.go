@@ -20,6 +20,8 @@ type Flow struct {
 	Source  Source // that endpoints see, if Want serves
 	Left    bool   // the address isn't the service's: what becomes of it is the host's doing
 	Row     *Row
+	// Nowhere is the address of a flow that is to no service; Service is then one that there is.
+	Nowhere netip.AddrPort
 }
 
 // In returns what becomes of the flow in a mode: SCTP can't be served in userspace, and
@@ -37,6 +39,9 @@ func (f *Flow) In(mode plan.Mode) Outcome {
 
 // String names the flow as a test does.
 func (f *Flow) String() string {
+	if f.Nowhere.IsValid() {
+		return fmt.Sprintf("%s to %s, which no service has, by %s (nowhere, line %d)", f.From, f.Nowhere, f.Family, f.Row.Line)
+	}
 	kind := string(f.Kind)
 	if f.Port > 0 {
 		kind = fmt.Sprintf("port %d of %s", f.Port+1, kind)
@@ -76,6 +81,25 @@ func (m *Matrix) Flows(c Configuration) ([]Flow, error) {
 		}
 	}
 	return out, nil
+}
+
+// ToNowhere returns the flows that are to no service, in every configuration.
+func (m *Matrix) ToNowhere() (out []Flow) {
+	for i := range m.Nowhere {
+		n := &m.Nowhere[i]
+		for _, from := range []From{Pod, Node, Outside} {
+			for _, family := range service.Families {
+				f := Flow{Service: &m.Services[0], Kind: ClusterIP, From: from, Family: family, Want: Outcome{Verdict: n.Want}, Row: &Row{Line: n.Line}}
+				if n.To == otherPort {
+					f.Nowhere = netip.AddrPortFrom(f.Service.Address(ClusterIP, family), ClusterPort(9))
+				} else {
+					f.Nowhere = netip.AddrPortFrom(netip.MustParseAddr([2]string{"10.96.200.200", "fd00:96::c8c8"}[family]), ClusterPort(0))
+				}
+				out = append(out, f)
+			}
+		}
+	}
+	return out
 }
 
 // outcome returns what the cell means for a connection to s, given its endpoints.

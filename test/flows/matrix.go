@@ -18,7 +18,22 @@ type Matrix struct {
 	EndpointSets   []EndpointSet
 	Services       []Service
 	Rows           []Row
+	Nowhere        []Nowhere
 }
+
+// Nowhere says what becomes of connections that are to no service.
+type Nowhere struct {
+	Line int
+	To   string // otherPort or noService
+	Want Verdict
+}
+
+// What they are to: a cluster IP by a port that no service has there, an address of the ServiceCIDRs that no
+// service has.
+const (
+	otherPort = "other-port"
+	noService = "no-service"
+)
 
 // Load returns the matrix of this package.
 func Load() (*Matrix, error) { return Parse(text) }
@@ -61,7 +76,7 @@ var detectors = []Detector{NoDetector, ClusterCIDR, InterfacePrefix, Bridge}
 // Args are the flags of kproxy in network n, where the pod that tries flows is behind
 // an interface of the node.
 func (c Configuration) Args(n *Network, behind string) []string {
-	var out []string
+	out := []string{"--service-cidr", lab.ServiceCIDR4.String(), "--service-cidr", lab.ServiceCIDR6.String()}
 	switch c.Detector {
 	case ClusterCIDR:
 		for _, p := range n.Pods {

@@ -116,6 +116,7 @@ func TestParseSaysWhatIsWrong(t *testing.T) {
 		{"section", "-- wishes --\n", `section "wishes" isn't known`},
 		{"columns", "-- configurations --\na none\n", "configurations, line 1: 2 columns, want 6"},
 		{"topology", "-- configurations --\na ring none no all -\n", `configurations, line 1: topology "ring" isn't known`},
+		{"nowhere", "-- nowhere --\nno-service refuse\nnobody drop\nother-port serve\n", "nowhere, line 2: nothing is called \"nobody\"\nnowhere, line 3: \"serve\" is neither refuse nor drop"},
 		{"node ports", "-- configurations --\na routed none no some -\n", `configurations, line 1: node-ports is "some", want all or own`},
 		{"host", "-- configurations --\na routed none no all strict,haunted\n", `configurations, line 1: host "haunted" isn't known`},
 		{"detector", "-- configurations --\n\na routed magic no all -\n", `configurations, line 2: detector "magic" isn't known`},

@@ -16,7 +16,7 @@ func Parse(data []byte) (*Matrix, error) {
 	archive := txtar.Parse(data)
 	p := &parser{m: &Matrix{}}
 	sections := map[string]func([]string){
-		"configurations": p.configuration, "hosts": p.host, "endpoints": p.endpoints, "services": p.service, "flows": p.row,
+		"configurations": p.configuration, "hosts": p.host, "endpoints": p.endpoints, "services": p.service, "flows": p.row, "nowhere": p.nowhere,
 	}
 	for _, f := range archive.Files {
 		parse := sections[f.Name]
@@ -201,6 +201,20 @@ func (p *parser) row(fields []string) {
 		r.Cells[from] = p.cell(fields[3+i])
 	}
 	p.m.Rows = append(p.m.Rows, r)
+}
+
+func (p *parser) nowhere(fields []string) {
+	if !p.columns(fields, 2) {
+		return
+	}
+	n := Nowhere{Line: p.line, To: fields[0], Want: Verdict(fields[1])}
+	if n.To != otherPort && n.To != noService {
+		p.fail("nothing is called %q", n.To)
+	}
+	if n.Want != Refuse && n.Want != Drop {
+		p.fail("%q is neither %s nor %s", n.Want, Refuse, Drop)
+	}
+	p.m.Nowhere = append(p.m.Nowhere, n)
 }
 
 func (p *parser) cell(word string) Cell {

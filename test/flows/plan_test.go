@@ -10,6 +10,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"kproxy.dev/kproxy/kernel/kerneltest"
+	"kproxy.dev/kproxy/lab"
 	"kproxy.dev/kproxy/plan"
 	"kproxy.dev/kproxy/service"
 	"kproxy.dev/kproxy/source/file"
@@ -60,6 +61,9 @@ func TestPlan(t *testing.T) {
 				in := plan.Inputs{Snapshot: snapshot, Policy: policyOf(c, mode)}
 				in.Caps.Planes = kerneltest.Planes(plan.IPVS, plan.IPTables)
 				p, _ := plan.Compute(nil, in)
+				for _, f := range m.ToNowhere() {
+					checkNowhere(t, p, &f)
+				}
 				for i := range flows {
 					for _, protocol := range flows[i].Service.Protocols() {
 						checkFlow(t, p, &flows[i], protocol)
@@ -91,6 +95,7 @@ func snapshotOf(t *testing.T, m *Matrix, c Configuration) *service.Snapshot {
 func policyOf(c Configuration, mode plan.Mode) plan.Policy {
 	p := plan.DefaultPolicy()
 	p.Mode, p.MasqueradeAll, p.NodeAddresses = mode, c.MasqueradeAll, slices.Clone(network.Node)
+	p.CloseClusterIPs, p.ServiceCIDRs = true, []netip.Prefix{lab.ServiceCIDR4, lab.ServiceCIDR6}
 	if c.OwnNodePorts {
 		p.NodePortNetworks = network.nodeNetworks()
 	}
@@ -103,6 +108,26 @@ func policyOf(c Configuration, mode plan.Mode) plan.Policy {
 		p.PodBridge = podInterface
 	}
 	return p
+}
+
+// checkNowhere checks that the plan has the cluster IP, but not by that port, or that the address is in a network that it
+// closes, but for no pod.
+func checkNowhere(t *testing.T, p *plan.Plan, f *Flow) {
+	t.Helper()
+	clusterIP := false
+	for _, s := range p.Services {
+		clusterIP = clusterIP || slices.Contains(s.Port.ClusterIPs, f.Nowhere.Addr())
+		if slices.ContainsFunc(s.Frontends, func(x plan.Frontend) bool { return x.Address == f.Nowhere }) {
+			t.Errorf("%s, but %s has it", f, s.Port.Key)
+		}
+	}
+	closed, but := p.Policy.Closed(f.Family)
+	in := func(list []netip.Prefix) bool {
+		return slices.ContainsFunc(list, func(n netip.Prefix) bool { return n.Contains(f.Nowhere.Addr()) })
+	}
+	if got := map[bool]Verdict{true: Refuse, false: Drop}[clusterIP]; got != f.Want.Verdict || !clusterIP && (!in(closed) || in(but)) {
+		t.Errorf("%s: a cluster IP: %v, closed %v but %v; want that it is a %s", f, clusterIP, closed, but, f.Want.Verdict)
+	}
 }
 
 func checkFlow(t *testing.T, p *plan.Plan, flow *Flow, protocol service.Protocol) {

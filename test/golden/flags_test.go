@@ -27,7 +27,7 @@ func configOf(t *testing.T, a *txtar.Archive) config.Config {
 	t.Helper()
 	c := config.Default()
 	lists := map[string]*[]string{
-		"--cluster-cidr": &c.ClusterCIDRs, "--exclude-cluster-cidr": &c.ExcludeClusterCIDRs, "--nodeport-addresses": &c.NodePortAddresses,
+		"--cluster-cidr": &c.ClusterCIDRs, "--exclude-cluster-cidr": &c.ExcludeClusterCIDRs, "--service-cidr": &c.ServiceCIDRs, "--nodeport-addresses": &c.NodePortAddresses,
 	}
 	texts := map[string]*string{
 		"--detect-local-mode": &c.DetectLocalMode, "--pod-bridge-interface": &c.PodBridge, "--pod-interface-name-prefix": &c.PodInterfacePrefix,

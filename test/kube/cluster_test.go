@@ -13,6 +13,7 @@ import (
 	corev1 "k8s.io/client-go/kubernetes/typed/core/v1"
 	discoveryv1 "k8s.io/client-go/kubernetes/typed/discovery/v1"
 	eventsv1 "k8s.io/client-go/kubernetes/typed/events/v1"
+	networkingv1 "k8s.io/client-go/kubernetes/typed/networking/v1"
 	"k8s.io/client-go/rest"
 	"kproxy.dev/kproxy/lab"
 	"kproxy.dev/kproxy/test/apiserver"
@@ -34,14 +35,16 @@ type clients struct {
 	discovery discoveryv1.DiscoveryV1Interface
 	apps      appsv1.AppsV1Interface
 	events    eventsv1.EventsV1Interface
+	network   networkingv1.NetworkingV1Interface
 }
 
 func newClients(cfg *rest.Config, h *http.Client) (c clients, err error) {
-	var errs [4]error
+	var errs [5]error
 	c.core, errs[0] = corev1.NewForConfigAndClient(cfg, h)
 	c.discovery, errs[1] = discoveryv1.NewForConfigAndClient(cfg, h)
 	c.apps, errs[2] = appsv1.NewForConfigAndClient(cfg, h)
 	c.events, errs[3] = eventsv1.NewForConfigAndClient(cfg, h)
+	c.network, errs[4] = networkingv1.NewForConfigAndClient(cfg, h)
 	return c, errors.Join(errs[:]...)
 }
 

@@ -3,9 +3,12 @@ package kube
 import (
 	"fmt"
 	"net/netip"
+	"slices"
+	"strings"
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
+	networkingv1 "k8s.io/api/networking/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/intstr"
@@ -175,3 +178,36 @@ func ignoreNotFound(err error) error {
 }
 
 func addrPort(a string) netip.AddrPort { return netip.AddrPortFrom(netip.MustParseAddr(a), 80) }
+
+// testServiceCIDRs: with the rights of deploy/, kproxy closes the networks that the API server was started with, and others as they
+// come and go. Only their addresses are looked at: what becomes of packets, test/e2e shows.
+func testServiceCIDRs(w *world) {
+	closed := func(want ...string) {
+		w.Helper()
+		w.eventually(fmt.Sprintf("%v to be closed", want), func() error {
+			var have []string
+			for _, program := range []string{"iptables", "ip6tables"} {
+				out, err := w.net.Node.Output(w.ctx, program, "-S", "KPROXY-CLOSED")
+				if err != nil {
+					return fmt.Errorf("%w: %s", err, out)
+				}
+				for line := range strings.Lines(string(out)) {
+					if words := strings.Fields(line); slices.Contains(words, "KPROXY-NO-SERVICE") {
+						have = append(have, words[3]) // -A KPROXY-CLOSED -d 10.96.0.0/12
+					}
+				}
+			}
+			if !slices.Equal(have, want) {
+				return fmt.Errorf("closed is %v", have)
+			}
+			return nil
+		})
+	}
+	closed("10.96.0.0/12", "fd00:96::/112")
+	more := &networkingv1.ServiceCIDR{ObjectMeta: metav1.ObjectMeta{Name: "more"}, Spec: networkingv1.ServiceCIDRSpec{CIDRs: []string{"10.160.0.0/16"}}}
+	_, err := w.client.network.ServiceCIDRs().Create(w.ctx, more, metav1.CreateOptions{})
+	w.must(err)
+	closed("10.96.0.0/12", "10.160.0.0/16", "fd00:96::/112")
+	w.must(w.client.network.ServiceCIDRs().Delete(w.ctx, "more", metav1.DeleteOptions{}))
+	closed("10.96.0.0/12", "fd00:96::/112")
+}

@@ -40,6 +40,7 @@ func TestServed(t *testing.T) {
 				{"types", testTypes},
 				{"proxy name", testProxyName},
 				{"headless", testHeadless},
+				{"service CIDRs", testServiceCIDRs},
 				{"named ports", testNamedPorts},
 				{"not ready", testNotReady},
 				{"readiness", testReadiness},
