@@ -420,11 +420,8 @@ func (r *rules) toClosed() []Rule {
 // closed returns the chains that refuse what is to a cluster IP by a port that no service has there, and drop what is to an
 // address of the ServiceCIDRs that no service has: it would leave by the default route, for a host that has
 // that address outside. What this node has itself, or its pods, is theirs; what the node sends to an
-// address of its own is forwarded by nothing.
+// address of its own is forwarded by nothing. The chains are there whatever the policy, which may change.
 func (r *rules) closed() []Chain {
-	if !r.policy.CloseClusterIPs {
-		return nil
-	}
 	networks, but := r.policy.Closed(r.family)
 	var look []Rule
 	if len(r.policy.ExcludeCIDRs) > 0 {
@@ -438,9 +435,6 @@ func (r *rules) closed() []Chain {
 	out := []Chain{
 		{Name: chainClosed, Rules: look},
 		{Name: chainNoPort, Rules: append(own[:1:1], r.rejected(kernel.ReasonNoPort)...)},
-	}
-	if len(networks) == 0 {
-		return out
 	}
 	switch {
 	case r.policy.PodBridge != "":

@@ -173,13 +173,14 @@ func TestSelectors(t *testing.T) {
 		"services":       {"!service.kubernetes.io/service-proxy-name spec.clusterIP!=None"},
 		"endpointslices": {"!service.kubernetes.io/headless "},
 		"nodes":          {" metadata.name=node-1"},
+		"servicecidrs":   {" "},
 	}
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if diff := cmp.Diff(want, a.asked); diff != "" {
 		t.Errorf("selectors (-want +got):\n%s", diff)
 	}
-	if diff := cmp.Diff(map[string]int{"services": 1, "endpointslices": 1, "nodes": 1}, a.opened); diff != "" {
+	if diff := cmp.Diff(map[string]int{"services": 1, "endpointslices": 1, "nodes": 1, "servicecidrs": 1}, a.opened); diff != "" {
 		t.Errorf("watches opened (-want +got):\n%s", diff)
 	}
 }
