@@ -4,26 +4,43 @@ import (
 	"cmp"
 	"fmt"
 	"net/netip"
+	"strings"
 
 	"kproxy.dev/kproxy/service"
 	"kproxy.dev/kproxy/trace/netfilter"
 )
 
-// answer follows the endpoint's answer back: what stops it
-// stops the connection. It returns how the way ends, which is several ways where
-// a rule drops some answers, or may.
-func (t *tracer) answer(w way, r *route) []end {
-	in, home := r.link, t.client.Node || w.userspace
-	endpoint := w.packet.Dst
-	to := netip.AddrPortFrom(t.client.Address, clientPort) // as rules see it behind PREROUTING's translation back
-	if home {
-		to = w.packet.OrigSrc
+// A connection is three packets: the client's first one, the answer, and what the client sends then. What stops one of them
+// stops the connection, and each meets other rules: conntrack knows the connection by then, and translates the addresses
+// itself, if it finds it.
+
+// passage is a hook that the first packet passed.
+type passage struct {
+	hook           netfilter.Hook
+	span           netfilter.Span
+	before, behind netfilter.Packet
+}
+
+// replies returns the answer to w's packet as its receiver sends it.
+func (w *way) replies() netfilter.Packet {
+	to := w.packet.Src
+	if !to.Addr().IsValid() {
+		to = w.packet.OrigSrc // the address that a rule chose isn't known
 	}
-	p := netfilter.Packet{
-		Protocol: t.req.Protocol, Src: endpoint, Dst: to, In: in, State: netfilter.Established, Reply: true,
+	return netfilter.Packet{
+		Protocol: w.packet.Protocol, Src: w.packet.Dst, Dst: to, State: netfilter.Established, Reply: true,
 		OrigSrc: w.packet.OrigSrc, OrigDst: w.packet.OrigDst, ConnMark: w.packet.ConnMark,
 		DNAT: w.packet.DNAT, SNAT: w.packet.SNAT, DstDone: true, SrcDone: true, Reversed: netfilter.Yes,
 	}
+}
+
+// answer follows the endpoint's answer back, and what the client sends then. It returns how the way ends, which is several
+// ways where a rule drops some packets, or may.
+func (t *tracer) answer(w way, r *route) []end {
+	in, home := r.link, t.client.Node || w.userspace
+	endpoint := w.packet.Dst
+	p := w.replies()
+	p.In = in
 	t.near(&p, r)
 	if home {
 		p.Holder = netfilter.Socket{Found: true, Transparent: w.transparent}
@@ -61,34 +78,49 @@ func (t *tracer) answer(w way, r *route) []end {
 			return out
 		}
 	}
+	w, stopped := t.goesOn(w, p.ConnMark)
+	if out = append(out, stopped...); w.share < 1e-9 {
+		return out
+	}
 	return append(out, end{w, Forwarded, nil})
 }
 
-// accepts follows the answer of a socket of this node's to a client elsewhere, and ends what is
+// accepts follows the answer of a socket of this node's to a client, and what the client sends then, and ends what is
 // stopped of it. It returns what is left of w. whose says whose answers they are.
 func (t *tracer) accepts(w way, whose string) way {
+	p, endpoint := w.replies(), w.endpoint
+	hooks := []netfilter.Hook{netfilter.Output, netfilter.Postrouting}
 	if t.client.Node {
-		return w
+		p.Out, hooks = loopback, append(hooks, netfilter.Prerouting, netfilter.Input)
+	} else {
+		back, stop := t.wayBack(query{to: t.client.Address}, whose+" answers don't get to the client", "")
+		if stop != nil {
+			t.finish(w, Dropped, stop)
+			w.share = 0
+			return w
+		}
+		p.Out = back.link
 	}
-	from, endpoint := w.packet.Dst, w.endpoint
-	back, stop := t.wayBack(query{to: t.client.Address}, whose+" answers don't get to the client", "")
-	if stop != nil {
-		t.finish(w, Dropped, stop)
-		w.share = 0
-		return w
-	}
-	p := netfilter.Packet{
-		Protocol: t.req.Protocol, Src: from, Dst: w.packet.OrigSrc, Out: back.link, State: netfilter.Established, Reply: true,
-		OrigSrc: w.packet.OrigSrc, OrigDst: w.packet.OrigDst, ConnMark: w.packet.ConnMark, DNAT: w.packet.DNAT, DstDone: true, SrcDone: true,
-	}
-	w.endpoint = from
-	for _, h := range []netfilter.Hook{netfilter.Output, netfilter.Postrouting} {
-		var stopped []end
-		w, p, stopped = t.answerPasses(w, p, h)
+	w.endpoint = p.Src
+	ends := func(stopped []end) {
 		for _, e := range stopped {
 			e.way.endpoint = endpoint
 			t.finish(e.way, e.verdict, e.stop)
 		}
+	}
+	var stopped []end
+	for _, h := range hooks {
+		if h == netfilter.Prerouting {
+			p.In, p.Out = loopback, ""
+		}
+		w, p, stopped = t.answerPasses(w, p, h)
+		if ends(stopped); w.share < 1e-9 {
+			break
+		}
+	}
+	if w.share >= 1e-9 {
+		w, stopped = t.goesOn(w, p.ConnMark)
+		ends(stopped)
 	}
 	w.endpoint = endpoint
 	return w
@@ -137,38 +169,158 @@ func (t *tracer) wayBack(q query, what, remedy string) (route, *Finding) {
 	return back, f
 }
 
-// answerPasses takes an answer through a hook: what is left of w with the packet
-// as it goes on, and what is stopped.
+// answerPasses takes an answer through a hook: what is left of w with the packet as it goes on, and what is stopped.
 func (t *tracer) answerPasses(w way, p netfilter.Packet, h netfilter.Hook) (way, netfilter.Packet, []end) {
-	walk := t.host.walk(p, h, netfilter.Whole)
-	t.noteAssumed(walk)
-	t.metBack = append(t.metBack, walk.Steps...)
-	left, on := w, 0
+	src, dst := p.Src, p.Dst
+	switch {
+	case h == netfilter.Prerouting || h == netfilter.Output:
+		dst = p.OrigSrc
+	case h == netfilter.Postrouting || h == netfilter.Input, h == netfilter.Forward && w.balanced: // IPVS is before (ip_vs_ops4 in net/netfilter/ipvs/ip_vs_core.c)
+		src = p.OrigDst
+	}
+	return t.laterPasses(w, p, passage{hook: h, span: netfilter.Whole}, src, dst, fmt.Sprintf("the answer of %s", w.endpoint))
+}
+
+// goesOn follows what the client sends when it has the answer, through the hooks that its first packet passed: what is left
+// of w, and what is stopped.
+func (t *tracer) goesOn(w way, connMark uint32) (way, []end) {
+	if t.req.Protocol != service.TCP { // whose handshake it completes; a datagram has been answered by then
+		return w, nil
+	}
 	var out []end
-	for i := range walk.Outcomes {
-		o := &walk.Outcomes[i]
-		if o.Verdict == netfilter.Accept {
-			if on++; on == 1 {
-				p = o.Packet
+	var p netfilter.Packet
+	who := fmt.Sprintf("the client's packet to %s that completes the handshake", t.req.Address)
+	if w.userspace && !w.packet.Redirected {
+		who = fmt.Sprintf("kproxy's packet to %s that completes the handshake", w.endpoint)
+	}
+	for i, at := range w.passed {
+		first := at.before
+		first.State, first.Zone, first.ConnMark = netfilter.Established, netfilter.Zone{}, connMark
+		if i > 0 {
+			first.State, first.Zone, first.Mark, first.ConnMark = p.State, p.Zone, p.Mark, p.ConnMark
+		}
+		p = first
+		p.Later, p.DNAT, p.SNAT, p.DstDone, p.SrcDone = true, w.packet.DNAT, w.packet.SNAT, true, true
+		if p.Mark != at.before.Mark {
+			if stop := t.turnsOff(p, at, who); stop != nil {
+				out = append(out, end{w, Dropped, stop})
+				w.share = 0
+				return w, out
 			}
+		}
+		var stopped []end
+		w, p, stopped = t.laterPasses(w, p, at, at.behind.Src, at.behind.Dst, who)
+		if out = append(out, stopped...); w.share < 1e-9 {
+			break
+		}
+	}
+	return w, out
+}
+
+// turnsOff says that a later packet, which bears another mark than the first one did before a hook, is routed another way
+// to it; nil if it isn't.
+func (t *tracer) turnsOff(p netfilter.Packet, at passage, who string) *Finding {
+	routed := at.hook == netfilter.Forward || (at.hook == netfilter.Input || at.hook == netfilter.Postrouting && p.In == "") && p.In != loopback
+	if !routed {
+		return nil
+	}
+	r := t.host.route(query{to: p.Dst.Addr(), from: p.Src.Addr(), in: p.In, mark: p.Mark})
+	if r.local() == (at.hook == netfilter.Input) && r.passes() && (r.local() || r.link == p.Out) {
+		return nil
+	}
+	return &Finding{SeverityError, fmt.Sprintf("%s goes another way than the first packet, because a rule gave it the mark %#x: %s", who, p.Mark, r.String()), r.command(),
+		"look at the rules that set marks and at ip rule"}
+}
+
+// laterPasses takes a later packet of w's connection through a hook, in which conntrack translates its addresses to src and
+// dst: what is left of w with the packet as it goes on, and what is stopped. who says whose it is.
+func (t *tracer) laterPasses(w way, p netfilter.Packet, at passage, src, dst netip.AddrPort, who string) (way, netfilter.Packet, []end) {
+	var out []end
+	for i, part := range at.span.Stages(at.hook) {
+		if i == 1 && p.State == netfilter.Established && !p.Zone.Finds(w.packet.Zone, p.Reply) {
+			p.State = netfilter.Invalid
+		}
+		if i == 2 && p.State == netfilter.Established {
+			p.Src, p.Dst = src, dst
+		} else if i == 2 && (p.Src != src || p.Dst != dst) {
+			out = append(out, end{w, Dropped, t.untranslated(p, w.astray, src, dst, who)})
+			w.share = 0
+			return w, p, out
+		}
+		if part.From == part.Before {
 			continue
 		}
-		verdict := Dropped // the sender of what is rejected is the endpoint
-		if o.Verdict == netfilter.Unknown {
-			verdict = Undetermined
+		walk := t.host.walk(p, at.hook, part)
+		t.noteAssumed(walk)
+		t.metBack = append(t.metBack, walk.Steps...)
+		w.astray = cmp.Or(astray(walk.Steps), w.astray)
+		left, on := w, 0
+		for i := range walk.Outcomes {
+			o := &walk.Outcomes[i]
+			if o.Verdict == netfilter.Accept {
+				if on++; on == 1 {
+					p = o.Packet
+				}
+				continue
+			}
+			stopped := w.next(walk, &netfilter.Outcome{Packet: w.packet, Probability: o.Probability, Certain: o.Certain, Rewrote: -1, Masked: -1, Doubts: o.Doubts})
+			if o.Certain {
+				left.share -= stopped.share
+			} else {
+				left.certain, left.doubt = false, stopped.doubt
+			}
+			out = append(out, end{stopped, t.laterVerdict(walk, o, p), t.laterStop(walk, o, w.astray, p, who)})
 		}
-		stopped := w.next(walk, &netfilter.Outcome{Packet: w.packet, Probability: o.Probability, Certain: o.Certain, Rewrote: -1, Masked: -1, Doubts: o.Doubts})
-		if o.Certain {
-			left.share -= stopped.share
-		} else {
-			left.certain, left.doubt = false, stopped.doubt
+		if w = left; on == 0 {
+			w.share = 0
+			return w, p, out
 		}
-		f := t.stoppedBy(walk, o)
-		f.What += fmt.Sprintf(" (the answer of %s)", w.endpoint)
-		out = append(out, end{stopped, verdict, f})
 	}
-	if on == 0 {
-		left.share = 0
+	return w, p, out
+}
+
+// laterVerdict returns what becomes of a connection by what netfilter makes of a later packet. Of what is rejected, its
+// sender is told: the endpoint of its answer, and the client, whose connection only a reset ends (tcp_v4_err in net/ipv4/tcp_ipv4.c).
+func (t *tracer) laterVerdict(walk *netfilter.Walk, o *netfilter.Outcome, p netfilter.Packet) Verdict {
+	switch {
+	case o.Verdict == netfilter.Unknown:
+		return Undetermined
+	case o.Verdict == netfilter.Reject && !p.Reply && o.By >= 0 && strings.Contains(strings.ReplaceAll(walk.Steps[o.By].Text, " ", "-"), "tcp-reset"):
+		return Refused
 	}
-	return left, p, out
+	return Dropped
+}
+
+// laterStop says what stopped a later packet. Of one whose connection conntrack doesn't find, that comes first.
+func (t *tracer) laterStop(walk *netfilter.Walk, o *netfilter.Outcome, s *netfilter.Step, p netfilter.Packet, who string) *Finding {
+	f := t.stoppedBy(walk, o)
+	if s != nil && p.State == netfilter.Invalid {
+		return &Finding{SeverityError, fmt.Sprintf("conntrack doesn't find the connection of %s, because a rule looks for it in another zone or not at all: %s; so %s", who, s.Text, f.What), place(s), t.ruleRemedy(s)}
+	}
+	f.What += fmt.Sprintf(" (%s)", who)
+	return f
+}
+
+// untranslated is a later packet whose connection conntrack doesn't find, so that it goes on as it is.
+func (t *tracer) untranslated(p netfilter.Packet, s *netfilter.Step, src, dst netip.AddrPort, who string) *Finding {
+	from, to := p.Src, src
+	if p.Dst != dst {
+		from, to = p.Dst, dst
+	}
+	f := &Finding{SeverityError, fmt.Sprintf("conntrack doesn't find the connection of %s, so that %s isn't translated to %s", who, from, to), "conntrack", "look for rules with NOTRACK or zones in the tables raw (iptables-save -t raw, nft list ruleset)"}
+	if s != nil {
+		f.What, f.Where, f.Remedy = f.What+": "+s.Text, place(s), t.ruleRemedy(s)
+	}
+	return f
+}
+
+// astray is the last rule met that keeps conntrack from a packet's connection; nil if none is.
+func astray(steps []netfilter.Step) *netfilter.Step {
+	for i := len(steps) - 1; i >= 0; i-- {
+		text := strings.ToLower(steps[i].Text)
+		if steps[i].Matched == netfilter.Yes && (strings.Contains(text, "notrack") || strings.Contains(text, "zone")) {
+			return &steps[i]
+		}
+	}
+	return nil
 }

@@ -26,13 +26,13 @@ func Depart(ctx context.Context, req Request) (Result, error) {
 		return Result{}, err
 	}
 	defer s.close()
+	s.neighbours = func() (neighbourhood, error) { return neighbourhood{}, nil } // they are the node's to see
 	r := depart(req, s)
 	r.Namespace = spaceName()
 	return r, nil
 }
 
 func depart(req Request, s *hostState) Result {
-	s.neighbours = func() (neighbourhood, error) { return neighbourhood{}, nil } // they are the node's to see
 	t := newTracer(req, nil, s)
 	t.departs = true
 	t.follow()
@@ -41,7 +41,7 @@ func depart(req Request, s *hostState) Result {
 }
 
 // departure returns what becomes of the packet in the client's namespace, and where that is; nil if that can't be told from here.
-func (t *tracer) departure(ctx context.Context) (first *Result, where string) {
+func (t *tracer) departure() (first *Result, where string) {
 	if t.client.Node || t.req.Every || t.req.AnyClient {
 		return nil, ""
 	}
@@ -54,10 +54,9 @@ func (t *tracer) departure(ctx context.Context) (first *Result, where string) {
 		path = g.path
 	}
 	where = "network namespace " + path + ", where the client is"
-	err := inside(path, func() error {
-		r, err := Depart(ctx, Request{Address: t.req.Address, Protocol: t.req.Protocol, From: t.req.From})
+	err := t.host.visit(path, func(s *hostState) {
+		r := depart(Request{Address: t.req.Address, Protocol: t.req.Protocol, From: t.req.From}, s)
 		first = &r
-		return err
 	})
 	if err != nil {
 		t.warn(SeverityNote, fmt.Sprintf("the packet isn't followed in %s: %v", where, err), "", "")
@@ -84,14 +83,19 @@ func (r *Result) After(where string, first *Result) {
 		}
 	}
 	for _, f := range first.Findings {
-		f.What = fmt.Sprintf("in %s: %s", where, f.What)
-		if f.Remedy != "" { // commands that would hit the node's own rules and routes
-			f.Remedy = "in that network namespace, " + f.Remedy
-		}
-		r.Findings = append(r.Findings, f)
+		r.Findings = append(r.Findings, f.in(where))
 	}
 	r.sortFindings()
 	r.Culprit = culprit(r)
+}
+
+// in says of a finding that it is in another network namespace.
+func (f Finding) in(where string) Finding {
+	f.What = fmt.Sprintf("in %s: %s", where, f.What)
+	if f.Remedy != "" { // commands that would hit the node's own rules and routes
+		f.Remedy = "in that network namespace, " + f.Remedy
+	}
+	return f
 }
 
 // leaves ends a way where the packet leaves the client's namespace by r, unless something there stops it, or its answer.

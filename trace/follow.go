@@ -33,7 +33,8 @@ type way struct {
 	rewrote        *netfilter.Step // the rule that gave the packet another destination
 	masked         string          // the rule that gave the packet another source
 	transparent    bool            // userspace connects from the client's address
-	hops           int             // hooks passed
+	passed         []passage
+	astray         *netfilter.Step // the rule that gave a packet another zone of conntrack, or kept it from that
 }
 
 // end says how a way ends.
@@ -55,7 +56,9 @@ const (
 
 // next continues w behind an outcome of a hook.
 func (w way) next(walk *netfilter.Walk, o *netfilter.Outcome) way {
-	w.hops++
+	if o.Packet.Zone != w.packet.Zone {
+		w.astray = astray(walk.Steps)
+	}
 	w.packet = o.Packet
 	w.share *= o.Probability
 	if !o.Certain {
@@ -126,7 +129,7 @@ var stops = map[netfilter.Verdict]struct {
 // pass takes a way through the base chains of a hook. What is stopped there ends;
 // go on is called with each way on.
 func (t *tracer) pass(w way, h netfilter.Hook, span netfilter.Span, goOn func(way)) {
-	if w.hops >= maxHops {
+	if len(w.passed) >= maxHops {
 		t.finish(w, Undetermined, &Finding{SeverityError, "the rules send the packet around in circles", string(h), ""})
 		return
 	}
@@ -140,6 +143,7 @@ func (t *tracer) pass(w way, h netfilter.Hook, span netfilter.Span, goOn func(wa
 		if stop, stopped := stops[o.Verdict]; stopped {
 			t.finish(v, stop.verdict, t.stoppedBy(walk, o))
 		} else {
+			v.passed = append(slices.Clip(w.passed), passage{h, span, w.packet, v.packet})
 			on = append(on, v)
 		}
 	}
@@ -466,6 +470,9 @@ const loopback = "lo"
 func (t *tracer) arrive(in string) {
 	src := netip.AddrPortFrom(t.client.Address, clientPort)
 	w := way{packet: netfilter.NewPacket(t.req.Protocol, src, t.req.Address, in), share: 1, certain: true}
+	if t.arrives {
+		w.endpoint = t.req.Address
+	}
 	w.packet.Reversed = netfilter.Maybe
 	if back := t.host.route(query{to: t.client.Address}); back.err == nil {
 		t.near(&w.packet, &back)
@@ -531,9 +538,14 @@ func (t *tracer) diverted(w way) {
 	if s := t.metRule("TPROXY"); s != nil {
 		f.What, f.Where, f.Remedy = f.What+": "+s.Text, place(s), t.ruleRemedy(s)
 	}
-	if _, ok, err := t.host.listener(t.req.Protocol, to); err == nil && !ok {
+	l, ok, err := t.host.listener(t.req.Protocol, to)
+	if err == nil && !ok {
 		f.What += ", where nothing listens"
 		t.finish(w, Dropped, f)
+		return
+	}
+	if t.arrives { // such as a service mesh, whose program it is
+		t.takes(w, &l)
 		return
 	}
 	t.finish(w, Undetermined, f)
@@ -677,7 +689,7 @@ func (t *tracer) arrived(w way, r *route) {
 		t.leaves(w, r)
 		return
 	}
-	if !w.endpoint.IsValid() {
+	if !w.endpoint.IsValid() || t.arrives {
 		t.finish(w, NotAService, nil)
 		return
 	}
@@ -690,6 +702,9 @@ func (t *tracer) arrived(w way, r *route) {
 		return
 	}
 	t.checkMTU(w, r)
+	if w = t.visitEndpoint(w, r); w.share < 1e-9 {
+		return
+	}
 	for _, e := range t.answer(w, r) {
 		t.finish(e.way, e.verdict, e.stop)
 	}
@@ -712,6 +727,13 @@ func (t *tracer) receive(w way) {
 	case t.departs:
 		show(input, map[bool]string{true: "a program of the client's own takes it", false: "nothing listens"}[ok])
 		t.taken(w, ok)
+	case t.arrives && ok:
+		show(input, "the endpoint takes it")
+		t.takes(w, &l)
+	case t.arrives:
+		show(input, "nothing listens")
+		t.finish(w, Refused, &Finding{SeverityError, fmt.Sprintf("nothing listens at %s", text), "endpoint " + t.req.Address.String(),
+			"look whether the program there runs, and whether targetPort is the port that it listens on (ss -lntup)"})
 	case w.packet.Redirected && t.strayed(w):
 		show(input, "not kproxy's")
 		if ok {
@@ -728,12 +750,7 @@ func (t *tracer) receive(w way) {
 			"kproxy has died a moment ago: start it again; in a few seconds the kernel's own rules take new connections, where there are any"})
 	case ok && w.endpoint.IsValid():
 		show(input, "a process of this node takes it")
-		if !w.userspace { // whose own answers don't leave the node
-			w = t.accepts(w, w.endpoint.String()+"'s")
-		}
-		if w.share >= 1e-9 {
-			t.finish(w, Forwarded, nil)
-		}
+		t.takes(w, &l)
 	case ok:
 		show(input, "a process of this node takes it")
 		t.finish(w, NotAService, nil)
@@ -741,6 +758,24 @@ func (t *tracer) receive(w way) {
 		show(input, "nothing listens")
 		t.finish(w, Refused, &Finding{SeverityError, fmt.Sprintf("nothing listens on %s of this node", text), "sockets of this node",
 			"start what is to listen there (ss -lntup shows who does)"})
+	}
+}
+
+// takes ends a way at the socket of an endpoint, which answers.
+func (t *tracer) takes(w way, l *listener) {
+	if t.req.Protocol == service.TCP && l.waiting > l.queue { // sk_acceptq_is_full in include/net/sock.h
+		t.finish(w, Dropped, &Finding{SeverityError, fmt.Sprintf("the program that listens at %s doesn't accept connections: %d of %d wait already, and the kernel drops more", l.address, l.waiting, l.queue),
+			"listener " + l.address.String(), "look at the program: it hangs, or has more to do than it can (ss -lnt shows the queue)"})
+		return
+	}
+	if pid, name := t.host.stopped(l.inode); pid != 0 {
+		t.warn(SeverityError, fmt.Sprintf("the program that listens at %s is stopped, and answers nothing: %s, process %d", l.address, name, pid), "listener "+l.address.String(), fmt.Sprintf("kill -CONT %d, or find out who stopped it", pid))
+	}
+	if !w.userspace { // whose own answers don't leave the node
+		w = t.accepts(w, w.endpoint.String()+"'s")
+	}
+	if w.share >= 1e-9 {
+		t.finish(w, Forwarded, nil)
 	}
 }
 

@@ -1,11 +1,15 @@
 package trace
 
 import (
+	"bytes"
 	"context"
 	"encoding/binary"
 	"errors"
 	"fmt"
 	"net/netip"
+	"os"
+	"path/filepath"
+	"strconv"
 	"strings"
 	"sync"
 
@@ -26,7 +30,8 @@ type hostState struct {
 	walk        func(netfilter.Packet, netfilter.Hook, netfilter.Span) *netfilter.Walk
 	rules       func(table, chain string) []string // of iptables
 	listener    func(service.Protocol, netip.AddrPort) (listener, bool, error)
-	forwarding  func(f service.Family, in string) string // the setting that keeps packets from being forwarded
+	stopped     func(socket uint32) (pid int, name string) // the process that has it; 0 if it runs, or isn't seen
+	forwarding  func(f service.Family, in string) string   // the setting that keeps packets from being forwarded
 	reversePath func(from netip.Addr, in string, mark uint32) reversePath
 	conntrack   func() (count, limit int, err error)
 	// sets lists kproxy's sets with their entries.
@@ -36,8 +41,8 @@ type hostState struct {
 	throughDefault func(query) bool
 	linksDown      func() []string
 	neighbours     func() (neighbourhood, error)
-	listens        func(*guest, service.Protocol, netip.AddrPort) (bool, error)
-	guestRoute     func(*guest, query) (route, error)
+	// visit runs f in another network namespace of this host, with what is there.
+	visit func(path string, f func(*hostState)) error
 
 	notes []string // of what couldn't be read
 	close func()
@@ -65,12 +70,35 @@ func readHost(ctx context.Context, f service.Family, proxy *Proxy) (*hostState, 
 		return nil, fmt.Errorf("read the rules of netfilter: %w", err)
 	}
 	return &hostState{
-		addresses: own, route: askRoute, walk: tables.Walk, rules: tables.Rules, listener: listenerFor,
+		addresses: own, route: askRoute, walk: tables.Walk, rules: tables.Rules, listener: listenerFor, stopped: stoppedOwner,
 		forwarding: forwardingOff, reversePath: checkReversePath, conntrack: conntrack.Use, notes: tables.Notes,
 		hop: readHop, throughDefault: throughDefault, linksDown: linksDown,
-		neighbours: sync.OnceValues(neighbours), listens: (*guest).listens, guestRoute: (*guest).routeTo,
-		sets: sets.List, close: sets.Close,
+		neighbours: sync.OnceValues(func() (neighbourhood, error) { return neighbours(spaces()) }),
+		visit:      func(path string, g func(*hostState)) error { return visit(ctx, f, path, g) },
+		sets:       sets.List, close: sets.Close,
 	}, nil
+}
+
+// visit runs f in the network namespace at path, with what packets of a family meet there. The only neighbours there are those
+// of the calling thread's namespace.
+func visit(ctx context.Context, family service.Family, path string, f func(*hostState)) error {
+	here, err := os.Open(ownSpace)
+	if err != nil {
+		return err
+	}
+	defer here.Close()
+	return inside(path, func() error {
+		s, err := readHost(ctx, family, nil)
+		if err != nil {
+			return err
+		}
+		defer s.close()
+		s.neighbours = sync.OnceValues(func() (neighbourhood, error) {
+			return neighbours([]space{{path: fmt.Sprintf("/proc/self/fd/%d", here.Fd())}})
+		})
+		f(s)
+		return nil
+	})
 }
 
 // local reports whether an address is this node's own.
@@ -442,6 +470,8 @@ func martian(from netip.Addr) string {
 type listener struct {
 	address             netip.AddrPort
 	v6only, transparent bool
+	waiting, queue      uint32 // connections that it hasn't accepted, and how many may wait
+	inode               uint32
 }
 
 // sockets that wait: a UDP socket that isn't connected is in TCP_CLOSE
@@ -498,7 +528,8 @@ func parseListener(m []byte) (listener, bool) {
 		raw = m[8:24]
 	}
 	a, _ := netip.AddrFromSlice(raw)
-	l := listener{address: netip.AddrPortFrom(a, binary.BigEndian.Uint16(m[4:]))}
+	l := listener{address: netip.AddrPortFrom(a, binary.BigEndian.Uint16(m[4:])),
+		waiting: binary.NativeEndian.Uint32(m[56:]), queue: binary.NativeEndian.Uint32(m[60:]), inode: binary.NativeEndian.Uint32(m[68:])}
 	for kind, value := range nlmsg.Attributes(m[size:]) {
 		l.v6only = l.v6only || kind == inetDiagSKV6Only && len(value) > 0 && value[0] != 0
 		l.transparent = l.transparent || kind == inetDiagSockopt && len(value) > 0 && value[0]&sockoptTransparent != 0
@@ -532,4 +563,36 @@ func listenerFor(proto service.Protocol, to netip.AddrPort) (listener, bool, err
 		return *wild, true, nil
 	}
 	return listener{}, false, err
+}
+
+// stoppedOwner returns the process that has a socket, by its inode, if all that have it are stopped (SIGSTOP); 0 if one
+// runs, or none is seen.
+func stoppedOwner(inode uint32) (pid int, name string) {
+	if inode == 0 {
+		return 0, ""
+	}
+	owners := func(stopped bool) (pid int, name string) {
+		processes, _ := filepath.Glob("/proc/[0-9]*")
+		for _, p := range processes {
+			stat, _ := os.ReadFile(p + "/stat") // "7 (a name) T …"
+			i := bytes.LastIndexByte(stat, ')')
+			if i < 0 || i+2 >= len(stat) || (stat[i+2] == 'T') != stopped {
+				continue
+			}
+			descriptors, _ := os.ReadDir(p + "/fd")
+			for _, d := range descriptors {
+				if to, err := os.Readlink(p + "/fd/" + d.Name()); err == nil && to == fmt.Sprintf("socket:[%d]", inode) {
+					pid, _ = strconv.Atoi(filepath.Base(p))
+					return pid, string(stat[bytes.IndexByte(stat, '(')+1 : i])
+				}
+			}
+		}
+		return 0, ""
+	}
+	if pid, name = owners(true); pid != 0 {
+		if runs, _ := owners(false); runs != 0 {
+			return 0, ""
+		}
+	}
+	return pid, name
 }

@@ -28,8 +28,10 @@ type hop struct {
 	link      string
 	down      bool // it was set down
 	carrier   bool
+	empty     bool // it is a bridge without ports
 	mtu       int
-	neighbour int // NUD_*; 0: nothing is known yet, and the kernel will ask
+	silent    bool // ARP is off on it, so that only entries that are there already are right (arp_constructor in net/ipv4/arp.c)
+	neighbour int  // NUD_*; 0: nothing is known yet, and the kernel will ask
 	mac       string
 }
 
@@ -45,9 +47,13 @@ func readHop(r *route) (hop, error) {
 	}
 	a := link.Attrs()
 	h.down, h.mtu = a.RawFlags&unix.IFF_UP == 0, a.MTU
-	h.carrier = a.RawFlags&unix.IFF_LOWER_UP != 0
+	h.carrier, h.silent = a.RawFlags&unix.IFF_LOWER_UP != 0, a.RawFlags&unix.IFF_NOARP != 0
 	if r.mtu > 0 && r.mtu < h.mtu {
 		h.mtu = r.mtu
+	}
+	if link.Type() == "bridge" {
+		links, err := netlink.LinkList()
+		h.empty = err == nil && !slices.ContainsFunc(links, func(l netlink.Link) bool { return l.Attrs().MasterIndex == a.Index })
 	}
 	all, err := netlink.NeighList(a.Index, netlinkFamily(service.FamilyOf(h.to)))
 	if err != nil {
@@ -124,9 +130,13 @@ func (t *tracer) noHop(r *route) *Finding {
 	}
 	g := t.guest(h.to)
 	other, behind := t.neighbours().behind[h.link]
+	known := h.neighbour&(unix.NUD_REACHABLE|unix.NUD_STALE|unix.NUD_DELAY|unix.NUD_PROBE|unix.NUD_PERMANENT) != 0
 	switch {
 	case h.down:
 		return &Finding{SeverityError, fmt.Sprintf("link %s, by which the packet leaves, is down", h.link), "link " + h.link, "ip link set dev " + h.link + " up"}
+	case h.empty:
+		return &Finding{SeverityError, fmt.Sprintf("link %s, by which the packet leaves, is a bridge without ports: nothing is behind it", h.link), "link " + h.link,
+			fmt.Sprintf("look whether %s is to be there (%s): networks of container engines must not overlap with others", h.to, r.command())}
 	case !h.carrier:
 		f := &Finding{SeverityError, fmt.Sprintf("link %s, by which the packet leaves, has no carrier: its other end is down", h.link), "link " + h.link,
 			"set its other end up (in the pod's network namespace, if it is a pod's), or look at the cable"}
@@ -136,10 +146,14 @@ func (t *tracer) noHop(r *route) *Finding {
 		return f
 	case g != nil && g.veth && h.link != g.peer && h.link != g.by:
 		return &Finding{SeverityError, fmt.Sprintf("packets for %s leave by %s, but it is behind %s", h.to, h.link, g.by), r.command(), "mend the routes: " + t.routeRemedy(h.to)}
-	case g == nil && behind && !other.forwards:
-		return &Finding{SeverityError, fmt.Sprintf("link %s leads to network namespace %s, which doesn't have %s", h.link, other.path, h.to), "link " + h.link,
-			fmt.Sprintf("give it the address (nsenter --net=%s ip addr add %s/%d dev %s), or mend what says that it is there", other.path, h.to, h.to.BitLen(), other.link)}
-	case h.mac != "" && g != nil && !slices.Contains(g.macs, h.mac) && h.neighbour&(unix.NUD_FAILED|unix.NUD_INCOMPLETE|unix.NUD_NOARP) == 0:
+	case h.silent && behind && !known:
+		return &Finding{SeverityError, fmt.Sprintf("link %s doesn't ask for the address of %s: ARP is off on it", h.link, h.to), "link " + h.link, "ip link set dev " + h.link + " arp on"}
+	case behind && !other.bridged && !known && !other.answers(h.to):
+		return other.noAnswer(&h)
+	case h.mac != "" && known && (g != nil && !slices.Contains(g.macs, h.mac) || g == nil && behind && !other.bridged && !slices.Contains(other.macs, h.mac)):
+		if g == nil {
+			g = &other
+		}
 		return &Finding{SeverityError, fmt.Sprintf("the neighbour entry of %s on %s is wrong: packets are addressed to %s, but %s has %s", h.to, h.link, h.mac, g.link, strings.Join(g.macs, ", ")),
 			fmt.Sprintf("neighbour %s on %s (%s)", h.to, h.link, neighbourText(h.neighbour)), fmt.Sprintf("ip neigh del %s dev %s", h.to, h.link)}
 	case h.neighbour&(unix.NUD_FAILED|unix.NUD_INCOMPLETE) != 0 && g == nil:
@@ -197,16 +211,6 @@ func (t *tracer) unreached(p netfilter.Packet, r *route) (Verdict, *Finding) {
 	g := t.guest(to.Addr())
 	if g == nil {
 		return t.unhealthy(e)
-	}
-	if listens, err := t.host.listens(g, t.req.Protocol, to); err == nil && !listens {
-		return Refused, &Finding{SeverityError, fmt.Sprintf("nothing listens at %s %s, in network namespace %s", t.req.Protocol, to, g.path), "endpoint " + to.String(),
-			"look whether the program there runs, and whether targetPort is the port that it listens on (ss -lntup in that namespace)"}
-	}
-	if src := p.Src.Addr(); src.IsValid() {
-		if back, err := t.host.guestRoute(g, query{to: src, from: to.Addr()}); err == nil && !back.passes() {
-			return Dropped, &Finding{SeverityError, fmt.Sprintf("%s has no way back to %s: %s", to.Addr(), src, back.failure()), back.command() + " in network namespace " + g.path,
-				"mend its routes, which the network plugin sets up"}
-		}
 	}
 	return Forwarded, nil
 }
@@ -444,14 +448,51 @@ func inside(path string, f func() error) error {
 // guest is a pod, or whatever else has an address in another network namespace of
 // this host that one link joins with the traced one.
 type guest struct {
-	path     string
-	link     string   // that has the address
-	peer     string   // the traced namespace's end of it
-	by       string   // what packets for it leave by: peer, or the bridge that peer is a port of
-	veth     bool     // link is one end of a pair
-	forwards bool     // packets for others
-	mtu      int      // of link
-	macs     []string // of all its links
+	path    string
+	link    string   // that has the address
+	peer    string   // the traced namespace's end of it
+	by      string   // what packets for it leave by: peer, or the bridge that peer is a port of
+	veth    bool     // link is one end of a pair
+	bridged bool     // link is a port of a bridge, behind which are others
+	mtu     int      // of link
+	macs    []string // of all its links
+	// What decides whether it answers for an address (arp_process in net/ipv4/arp.c, ndisc_recv_ns in net/ipv6/ndisc.c).
+	silent    bool // ARP is off on link
+	arpIgnore int
+	proxies   map[service.Family]bool // it answers for what is behind it
+	own       map[netip.Addr]string   // its addresses
+	here      []netip.Addr            // those of link, or of the bridge that it is a port of
+}
+
+// answers reports whether the guest tells others on its link that an address is there.
+func (g *guest) answers(a netip.Addr) bool {
+	_, own := g.own[a]
+	switch family := service.FamilyOf(a); {
+	case g.silent:
+		return false
+	case g.proxies[family]:
+		return true
+	case family == service.IPv4 && g.arpIgnore == 0:
+		return own
+	case family == service.IPv4 && g.arpIgnore >= 8:
+		return false
+	}
+	return slices.Contains(g.here, a)
+}
+
+// noAnswer says why the guest doesn't answer for the address of a hop.
+func (g *guest) noAnswer(h *hop) *Finding {
+	if _, own := g.own[h.to]; !own {
+		return &Finding{SeverityError, fmt.Sprintf("link %s leads to network namespace %s, which doesn't have %s", h.link, g.path, h.to), "link " + h.link,
+			fmt.Sprintf("give it the address (nsenter --net=%s ip addr add %s/%d dev %s), or mend what says that it is there", g.path, h.to, h.to.BitLen(), g.link)}
+	}
+	f := &Finding{SeverityError, fmt.Sprintf("network namespace %s has %s, and doesn't answer for it on %s: ", g.path, h.to, g.link), "link " + h.link, ""}
+	if g.silent {
+		f.What, f.Remedy = f.What+"ARP is off on that link", fmt.Sprintf("nsenter --net=%s ip link set dev %s arp on", g.path, g.link)
+	} else {
+		f.What, f.Remedy = f.What+fmt.Sprintf("arp_ignore is %d", g.arpIgnore), fmt.Sprintf("nsenter --net=%s sysctl -w net.ipv4.conf.%s.arp_ignore=0, and that of all", g.path, g.link)
+	}
+	return f
 }
 
 // neighbourhood holds the guests that this process finds in other network namespaces.
@@ -460,9 +501,9 @@ type neighbourhood struct {
 	behind map[string]guest // by the traced namespace's end of a veth
 }
 
-// neighbours are all guests. Addresses alone don't tell: several networks of one host may use
+// neighbours are the guests in some namespaces. Addresses alone don't tell: several networks of one host may use
 // the same, so that the link's other end has to be in the calling thread's namespace.
-func neighbours() (neighbourhood, error) {
+func neighbours(all []space) (neighbourhood, error) {
 	out := neighbourhood{at: map[netip.Addr]guest{}, behind: map[string]guest{}}
 	here, err := unix.Open(ownSpace, unix.O_RDONLY|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -481,7 +522,6 @@ func neighbours() (neighbourhood, error) {
 		a := l.Attrs()
 		masters[a.Index] = cmp.Or(names[a.MasterIndex], a.Name)
 	}
-	all := spaces()
 	err = kernel.OnThread(func() error {
 		for _, s := range all {
 			if enter(s.path, unix.CLONE_NEWNET) == nil {
@@ -504,48 +544,51 @@ func (n *neighbourhood) add(s space, here int, names, masters map[int]string) {
 	if err != nil {
 		return
 	}
+	own, err := localAddresses()
+	if err != nil {
+		return
+	}
 	var macs []string
+	byIndex := map[int]netlink.Link{}
 	for _, l := range links {
 		macs = append(macs, l.Attrs().HardwareAddr.String())
+		byIndex[l.Attrs().Index] = l
 	}
 	for _, l := range links {
 		a := l.Attrs()
 		if a.NetNsID != id || a.ParentIndex == 0 {
 			continue
 		}
-		forwarding, _ := kernel.ReadSysctl("net", "ipv4", "ip_forward")
 		g := guest{
 			path: s.path, link: a.Name, peer: names[a.ParentIndex], by: masters[a.ParentIndex], veth: l.Type() == "veth",
-			forwards: forwarding != 0, mtu: a.MTU, macs: macs,
+			mtu: a.MTU, macs: macs, silent: a.RawFlags&unix.IFF_NOARP != 0, own: own.links, proxies: map[service.Family]bool{},
+		}
+		at := l // that has the addresses
+		if m := byIndex[a.MasterIndex]; m != nil {
+			at, g.bridged = m, m.Type() == "bridge"
+		}
+		addrs, _ := netlink.AddrList(at, netlink.FAMILY_ALL)
+		for _, x := range addrs {
+			g.here = append(g.here, addrOf(x.IP))
+		}
+		for _, conf := range []string{"all", at.Attrs().Name} {
+			ignore, _ := kernel.ReadSysctl("net", "ipv4", "conf", conf, "arp_ignore")
+			g.arpIgnore = max(g.arpIgnore, ignore)
+			arp, _ := kernel.ReadSysctl("net", "ipv4", "conf", conf, "proxy_arp")
+			private, _ := kernel.ReadSysctl("net", "ipv4", "conf", conf, "proxy_arp_pvlan")
+			ndp, _ := kernel.ReadSysctl("net", "ipv6", "conf", conf, "proxy_ndp")
+			g.proxies[service.IPv4] = g.proxies[service.IPv4] || arp+private != 0
+			g.proxies[service.IPv6] = g.proxies[service.IPv6] || ndp != 0
 		}
 		if g.veth {
 			n.behind[g.peer] = g
 		}
-		addrs, _ := netlink.AddrList(l, netlink.FAMILY_ALL)
-		for _, x := range addrs {
-			if at := addrOf(x.IP); !at.IsLinkLocalUnicast() {
-				n.at[at] = g
+		for _, x := range g.here {
+			if !x.IsLinkLocalUnicast() {
+				n.at[x] = g
 			}
 		}
 	}
-}
-
-// listens reports whether a socket of the guest's waits at an address.
-func (g *guest) listens(p service.Protocol, a netip.AddrPort) (ok bool, err error) {
-	err = inside(g.path, func() (err error) {
-		_, ok, err = listenerFor(p, a)
-		return err
-	})
-	return ok, err
-}
-
-// routeTo asks for the guest's route.
-func (g *guest) routeTo(q query) (r route, err error) {
-	err = inside(g.path, func() error {
-		r = askRoute(q)
-		return nil
-	})
-	return r, err
 }
 
 // errNoPod says that no visible process has the host name.

@@ -96,9 +96,11 @@ const (
 type Step struct {
 	// Hook is "PREROUTING", "INPUT", "FORWARD", "OUTPUT", "POSTROUTING",
 	// "routing", "userspace" or "IPVS".
-	Hook  string `json:"hook"`
-	Leg   string `json:"leg,omitempty"`   // the endpoint, from where the ways to endpoints part
-	Table string `json:"table,omitempty"` // of netfilter
+	Hook string `json:"hook"`
+	Leg  string `json:"leg,omitempty"` // the endpoint, from where the ways to endpoints part
+	// Namespace is "network namespace PATH, where endpoint ADDRESS is"; empty for that which is traced.
+	Namespace string `json:"namespace,omitempty"`
+	Table     string `json:"table,omitempty"` // of netfilter
 	// Silent says that the kernel doesn't tell which packets meet it, so that only its counters show.
 	Silent bool   `json:"silent,omitempty"`
 	Chain  string `json:"chain,omitempty"`
@@ -179,6 +181,8 @@ type Probe struct {
 	// Conntrack are its own entries, as conntrack -L prints them.
 	Conntrack []string `json:"conntrack"`
 	Note      string   `json:"note,omitempty"`
+	// Says tells whether that confirms the verdict, or contradicts it.
+	Says string `json:"says"`
 }
 
 // result puts together what was found.

@@ -70,6 +70,8 @@ type tracer struct {
 	warned     map[string]bool
 	full       bool // the conntrack table
 	departs    bool // it is in the client's own network namespace, and ends where the packet leaves that
+	arrives    bool // it is in an endpoint's own network namespace
+	visits     int  // of network namespaces of endpoints
 	// acceptable are stops of packets that kproxy's own rules accept before, if they are as planned.
 	acceptable map[*Finding]bool
 }
@@ -127,7 +129,7 @@ func Run(ctx context.Context, req Request, proxy *Proxy) (Result, error) {
 	t.silent, t.explainers = silent, explainers
 	t.follow()
 	t.compare()
-	first, where := t.departure(ctx)
+	first, where := t.departure()
 	r := t.result()
 	r.Namespace = spaceName()
 	if first != nil {

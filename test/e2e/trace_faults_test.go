@@ -32,6 +32,7 @@ type fault struct {
 	// Lines are run on the node, or where a prefix says: "b1: ip link …". Of the words
 	// {b1} and {client} namespaces' paths are made, of {chain} the chain of default/web:line.
 	plant, lift []string
+	elsewhere   bool   // the remedy isn't a command for the node
 	remedy      string // a command that is in the culprit, and is run before what lifts the fault
 
 	fate     string // of real packets; empty for some of each
@@ -73,6 +74,107 @@ var faults = []fault{
 	{
 		name: "the client has no way out", plant: []string{"client: ip route del default"}, lift: []string{"client: ip route add default via 10.1.0.1"},
 		fate: isRefused, verdict: trace.Refused, culprit: []string{"in network namespace {client}", "no way to 10.96.0.20: there is no route"},
+	},
+	{
+		name: "the client's neighbour entry of its gateway is wrong", plant: []string{"client: ip neigh replace 10.1.0.1 lladdr 02:00:00:00:de:ad dev eth0 nud permanent"},
+		remedy: "ip neigh del 10.1.0.1 dev eth0", lift: []string{"client: ip neigh del 10.1.0.1 dev eth0"}, elsewhere: true,
+		fate: isSilent, verdict: trace.Dropped, culprit: []string{"in network namespace {client}", "the neighbour entry of 10.1.0.1 on eth0 is wrong", "02:00:00:00:de:ad"},
+	},
+	{
+		name: "the client drops what it sends later", plant: []string{"client: iptables -A OUTPUT -p tcp --dport 80 -m conntrack --ctstate ESTABLISHED -j DROP"}, lift: []string{"client: iptables -F OUTPUT"},
+		fate: isSilent, verdict: trace.Dropped, culprit: []string{"in network namespace {client}", "completes the handshake", "rule 1 of chain OUTPUT in table filter"},
+	},
+	// The endpoint's own namespace.
+	{
+		name: "the endpoint's firewall drops", plant: []string{"b1: iptables -A INPUT -p tcp -j DROP"}, lift: []string{"b1: iptables -F INPUT"},
+		fate: isSilent, verdict: trace.Dropped, culprit: []string{"in network namespace {b1}, where endpoint 10.2.0.2:9000 is", "drops the packet", "rule 1 of chain INPUT in table filter", "in that network namespace, find out who made it"},
+	},
+	{
+		name: "the endpoint's firewall resets", plant: []string{"b1: iptables -A INPUT -p tcp -j REJECT --reject-with tcp-reset"}, lift: []string{"b1: iptables -F INPUT"},
+		fate: isRefused, verdict: trace.Refused, culprit: []string{"in network namespace {b1}", "refuses the packet", "rule 1 of chain INPUT in table filter"},
+	},
+	{
+		name: "the endpoint's nftables drop", plant: []string{"b1: nft add table inet guard { chain in { type filter hook input priority 10 ; policy drop ; ct state established accept ; tcp dport 22 accept ; } ; }"},
+		lift: []string{"b1: nft delete table inet guard"},
+		fate: isSilent, verdict: trace.Dropped, culprit: []string{"in network namespace {b1}", "the policy of chain in in nftables table inet guard"},
+	},
+	{
+		name: "the endpoint's firewall drops answers", plant: []string{"b1: iptables -A OUTPUT -p tcp --sport 9000 -j DROP"}, lift: []string{"b1: iptables -F OUTPUT"},
+		fate: isSilent, verdict: trace.Dropped, culprit: []string{"in network namespace {b1}", "the answer of 10.2.0.2:9000", "rule 1 of chain OUTPUT in table filter"},
+	},
+	{
+		name: "the endpoint's firewall drops later packets", plant: []string{"b1: iptables -A INPUT -p tcp -m conntrack --ctstate ESTABLISHED -j DROP"}, lift: []string{"b1: iptables -F INPUT"},
+		fate: isSilent, verdict: trace.Dropped, culprit: []string{"in network namespace {b1}", "completes the handshake", "rule 1 of chain INPUT in table filter"},
+	},
+	{
+		name: "the endpoint's firewall admits what it is for", plant: []string{"b1: iptables -A INPUT -m conntrack --ctstate INVALID -j DROP", "b1: iptables -A INPUT -m conntrack --ctstate ESTABLISHED,RELATED -j ACCEPT", "b1: iptables -A INPUT -p tcp --dport 9000 -j ACCEPT",
+			"b1: iptables -A INPUT -p tcp -j DROP", "b1: iptables -A OUTPUT -p tcp --dport 9000 -j DROP"}, lift: []string{"b1: iptables -F INPUT", "b1: iptables -F OUTPUT"},
+		fate: isAnswered, verdict: trace.Forwarded,
+	},
+	{
+		name: "the endpoint's gateway isn't there", plant: []string{"b1: ip route replace default via 10.2.0.77 dev eth0 onlink"}, lift: []string{"b1: ip route replace default via 10.2.0.1 dev eth0 onlink"},
+		fate: isSilent, verdict: trace.Dropped, culprit: []string{"in network namespace {b1}", "answers don't get to the client", "which doesn't have 10.2.0.77"},
+	},
+	{
+		name: "the endpoint has the client's network on another link", plant: []string{"b1: ip link add docker0 type bridge", "b1: ip addr add 10.1.0.77/16 dev docker0", "b1: ip link set docker0 up"}, lift: []string{"b1: ip link del docker0"},
+		fate: isSilent, verdict: trace.Dropped, culprit: []string{"in network namespace {b1}", "answers don't get to the client", "link docker0"},
+	},
+	{
+		name: "the endpoint's strict reverse path filter", plant: []string{"b1: sysctl -qw net.ipv4.conf.eth0.rp_filter=1", "b1: ip route add 10.1.0.2/32 dev lo"}, lift: []string{"b1: ip route del 10.1.0.2/32 dev lo", "b1: sysctl -qw net.ipv4.conf.eth0.rp_filter=0"},
+		fate: isSilent, verdict: trace.Dropped, culprit: []string{"in network namespace {b1}", "reverse path filter", "net.ipv4.conf.eth0.rp_filter = 1"},
+	},
+	{
+		name: "ARP is off on the endpoint's link", plant: []string{"b1: ip link set eth0 arp off", "ip neigh flush dev b1"}, lift: []string{"b1: ip link set eth0 arp on", "b1: ip neigh flush dev eth0", "ip neigh flush dev b1"},
+		fate: isSilent, verdict: trace.Dropped, culprit: []string{"{b1}", "ARP is off on", "arp on"},
+	},
+	{
+		name: "the endpoint answers no ARP", plant: []string{"b1: sysctl -qw net.ipv4.conf.eth0.arp_ignore=8", "ip neigh flush dev b1"}, lift: []string{"b1: sysctl -qw net.ipv4.conf.eth0.arp_ignore=0", "ip neigh flush dev b1"},
+		fate: isSilent, verdict: trace.Dropped, culprit: []string{"{b1} has 10.2.0.2, and doesn't answer for it", "arp_ignore is 8"},
+	},
+	// Packets after the first.
+	{
+		name: "later packets are dropped", plant: []string{"iptables -t mangle -I PREROUTING 1 -s 10.1.0.0/16 -p tcp -m conntrack --ctstate ESTABLISHED -j DROP"},
+		remedy: "iptables -t mangle -D PREROUTING 1",
+		fate:   isSilent, verdict: trace.Dropped, culprit: []string{"completes the handshake", "rule 1 of chain PREROUTING in table mangle"},
+	},
+	{
+		name: "later packets are reset", in: inDNAT, plant: []string{"iptables -I FORWARD 1 -d 10.2.0.0/16 -p tcp -m conntrack --ctstate ESTABLISHED -j REJECT --reject-with tcp-reset"},
+		remedy: "iptables -t filter -D FORWARD 1",
+		fate:   isRefused, verdict: trace.Refused, culprit: []string{"completes the handshake", "rule 1 of chain FORWARD in table filter"},
+	},
+	{
+		name: "established connections are accepted first", plant: []string{"iptables -I FORWARD 1 -m conntrack --ctstate INVALID -j DROP", "iptables -I INPUT 1 -m conntrack --ctstate INVALID -j DROP", "iptables -t mangle -I PREROUTING 1 -p tcp ! --syn -m conntrack --ctstate NEW -j DROP"},
+		lift: []string{"iptables -D FORWARD 1", "iptables -D INPUT 1", "iptables -t mangle -D PREROUTING 1"},
+		fate: isAnswered, verdict: trace.Forwarded,
+	},
+	{
+		name: "answers aren't tracked", in: inDNAT, plant: []string{"iptables -t raw -I PREROUTING 1 -s 10.2.0.0/16 -p tcp --sport 9000 -j CT --notrack"},
+		remedy: "iptables -t raw -D PREROUTING 1",
+		fate:   isSilent, verdict: trace.Dropped, culprit: []string{"the answer of 10.2.0.2:9000", "isn't translated to 10.96.0.20:80", "rule 1 of chain PREROUTING in table raw"},
+	},
+	{
+		name: "kproxy's answers aren't tracked", in: inUserspace, plant: []string{"iptables -t raw -I OUTPUT 1 -p tcp --sport 10244 -j CT --notrack"},
+		remedy: "iptables -t raw -D OUTPUT 1",
+		fate:   isSilent, verdict: trace.Dropped, culprit: []string{"the answer of 169.254.102.49:10244", "rule 1 of chain OUTPUT in table raw"},
+	},
+	{
+		name: "a zone for what the client sends", in: append(slices.Clone(inUserspace), inDNAT...), plant: []string{"iptables -t raw -I PREROUTING 1 -i client -j CT --zone 5"},
+		remedy: "iptables -t raw -D PREROUTING 1",
+		fate:   isSilent, verdict: trace.Dropped, culprit: []string{"conntrack doesn't find the connection of the answer", "--zone 5", "rule 1 of chain PREROUTING in table raw"},
+	},
+	{
+		name: "a zone of nftables for what the client sends", in: append(slices.Clone(inUserspace), inDNAT...),
+		plant: []string{"nft add table ip guard", "nft add chain ip guard pre {type filter hook prerouting priority raw; policy accept;}", `nft add rule ip guard pre iifname "client" ct zone set 5`}, lift: []string{"nft delete table ip guard"},
+		fate: isSilent, verdict: trace.Dropped, culprit: []string{"conntrack doesn't find the connection of the answer", "zone set", "chain pre"},
+	},
+	{
+		name: "a zone for both ways", in: inDNAT, plant: []string{"iptables -t raw -I PREROUTING 1 -j CT --zone 5"}, remedy: "", lift: []string{"iptables -t raw -D PREROUTING 1"},
+		fate: isAnswered, verdict: trace.Forwarded,
+	},
+	{
+		name:  "what has the service's address is dropped on its way back",
+		plant: []string{"nft add table ip guard", "nft add chain ip guard post {type filter hook postrouting priority 200; policy accept;}", "nft add rule ip guard post ip saddr 10.96.0.20 drop"}, lift: []string{"nft delete table ip guard"},
+		fate: isSilent, verdict: trace.Dropped, culprit: []string{"the answer of", "ip saddr 10.96.0.20 drop", "chain post"},
 	},
 	// Foreign rules.
 	{
@@ -320,7 +422,7 @@ var faults = []fault{
 	},
 	{
 		name: "the endpoint has no way back", plant: []string{"b1: ip route delete default"}, lift: []string{"b1: ip route add default via 10.2.0.1 dev eth0 onlink"},
-		fate: isSilent, verdict: trace.Dropped, culprit: []string{"10.2.0.2 has no way back to 10.1.0.2", "{b1}"},
+		fate: isSilent, verdict: trace.Dropped, culprit: []string{"in network namespace {b1}", "answers don't get to the client: no way to 10.1.0.2: there is no route"},
 	},
 	{
 		name: "the path is narrower than the client's link", in: inKernel, plant: []string{"ip link set b1 mtu 500"}, remedy: "", lift: []string{"ip link set b1 mtu 1500"},
@@ -330,6 +432,14 @@ var faults = []fault{
 		name: "a rule of routing leads answers past kproxy", in: inUserspace,
 		plant: []string{"ip rule add pref 5 fwmark 0x1000/0x1800 to 10.1.0.2 lookup main"}, lift: []string{"ip rule delete pref 5"},
 		fate: isSilent, verdict: trace.Dropped, culprit: []string{"don't reach kproxy", "10.1.0.2", "mark 0x1000", "ip rule"},
+	},
+	{
+		name: "ARP is off on the link to the endpoint", plant: []string{"ip link set b1 arp off", "ip neigh flush dev b1"}, remedy: "ip link set dev b1 arp on", lift: []string{"ip neigh flush dev b1"},
+		fate: isSilent, verdict: trace.Dropped, culprit: []string{"ARP is off on", "link b1"},
+	},
+	{
+		name: "ARP is off on the link to the client", plant: []string{"ip link set client arp off", "ip neigh flush dev client"}, remedy: "ip link set dev client arp on", lift: []string{"ip neigh flush dev client"},
+		fate: isSilent, verdict: trace.Dropped, culprit: []string{"ARP is off on", "link client"},
 	},
 	// Settings.
 	{
@@ -549,7 +659,7 @@ func (w *world) faulty(t *testing.T, proxy *trace.Proxy, f fault) {
 // mend mends a fault, and sees that it is.
 func (w *world) mend(t *testing.T, f fault, look func() trace.Result) {
 	alone := f.remedy != "" && !strings.HasPrefix(f.remedy, "ip link") && !strings.HasPrefix(f.remedy, "nsenter") // or routes have to be mended as well
-	if f.remedy != "" {
+	if alone = alone && !f.elsewhere; f.remedy != "" && !f.elsewhere {
 		w.at(w.withPaths(f.remedy))
 	}
 	good := func() {

@@ -140,12 +140,13 @@ func eitherPort(_ *walker, p *Packet) value {
 	return value{kind: isEither, parts: []value{sourcePort(p.Src.Port()), numeric(uint64(p.Dst.Port()))}}
 }
 
-// tcpFlags returns the flags of the first packet of a connection, and of the answer to it; others'
-// aren't known.
+// tcpFlags returns the flags of the first three packets of a connection; others' aren't known.
 func tcpFlags(_ *walker, p *Packet) value {
 	switch {
 	case p.Reply:
 		return named("syn", "ack")
+	case p.Later:
+		return named("ack")
 	case p.shakes():
 		return named("syn")
 	}

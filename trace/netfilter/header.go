@@ -38,7 +38,7 @@ func (p *Packet) Hop() bool {
 
 // shakes reports whether a packet is one of TCP's first two, which have the flag SYN.
 func (p *Packet) shakes() bool {
-	return p.Protocol == service.TCP && (p.Reply || p.State == New || p.State == Untracked || p.State == Invalid)
+	return p.Protocol == service.TCP && (p.Reply || !p.Later && (p.State == New || p.State == Untracked || p.State == Invalid))
 }
 
 // tcpOption is one as Linux writes it.
@@ -155,6 +155,8 @@ func headerOf(p *Packet, base uint64) (v, k []byte) {
 			return v[:8], k[:8]
 		case p.Reply:
 			sure(13, 0x12)
+		case p.Later:
+			sure(13, 0x10)
 		case p.shakes():
 			sure(13, 2)
 		}

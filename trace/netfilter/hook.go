@@ -47,6 +47,20 @@ var (
 	OutputAfterBalancing  = Span{priorityNATDst + 2, math.MaxInt}
 )
 
+// Stages returns the parts of a span between which conntrack finds the connection of a packet that isn't its first, and then
+// translates the packet's addresses (nf_nat_inet_fn in net/netfilter/nf_nat_core.c). Some may be empty.
+func (s Span) Stages(h Hook) [3]Span {
+	found, translated := math.MinInt, math.MaxInt
+	switch h {
+	case Prerouting, Output:
+		found, translated = priorityConntrack, priorityNATDst
+	case Input, Postrouting:
+		translated = priorityNATSrc
+	}
+	found, translated = min(max(found, s.From), s.Before), min(max(translated, s.From), s.Before)
+	return [3]Span{{s.From, found}, {found, translated}, {translated, s.Before}}
+}
+
 // priority is that of an iptables table's built-in chain, and whether the table
 // has one at the hook at all (the valid_hooks of net/ipv4/netfilter/iptable_*.c).
 func priority(table string, h Hook) (int, bool) {

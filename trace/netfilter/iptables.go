@@ -388,6 +388,8 @@ func (e *extension) action(leave bool) action {
 		return action{text: "go to " + e.name, chain: e.name, leave: true}
 	case verdicts[e.name] != "":
 		return action{text: strings.ToLower(e.name), verdict: verdicts[e.name]}
+	case e.name == "CT" && e.zone() != (Zone{}):
+		out.change = untouched(func(p *Packet) { p.Zone = e.zone() })
 	case passive[e.name], e.name == "CT" && !e.has("--notrack"), e.name == "SET" && !e.has("--map-set"):
 		out.quiet = true
 	case changing[e.name] != nil:
@@ -395,7 +397,7 @@ func (e *extension) action(leave bool) action {
 	case e.name == "TPROXY":
 		out.change = e.tproxy
 	case e.name == "CT", e.name == "NOTRACK":
-		out.change = modify(untrack)
+		out.change = untouched(func(p *Packet) { p.State = Untracked })
 	case e.name == "DNAT", e.name == "SNAT", e.name == "REDIRECT", e.name == "MASQUERADE":
 		out.change = func(w *walker, x way, at position) (result, bool) {
 			to, ok := e.addressRange()
@@ -419,7 +421,26 @@ func (e *extension) action(leave bool) action {
 	return out
 }
 
-func untrack(p *Packet) bool { p.State = Untracked; return true }
+// untouched changes packets that conntrack hasn't seen: it keeps what it knows of those that come in by the loopback (xt_ct_target
+// in net/netfilter/xt_CT.c).
+func untouched(f func(*Packet)) func(*walker, way, position) (result, bool) {
+	return func(w *walker, x way, _ position) (result, bool) {
+		if !w.hasEntry(&x.packet) {
+			f(&x.packet)
+		}
+		return stays(x), true
+	}
+}
+
+// zone is that of a target CT; zero where it names none, or the packet's mark.
+func (e *extension) zone() Zone {
+	for option, way := range map[string]string{"--zone": "", "--zone-orig": "original", "--zone-reply": "reply"} {
+		if n, err := strconv.ParseUint(e.arg(option), 0, 16); err == nil && n > 0 {
+			return Zone{uint16(n), way}
+		}
+	}
+	return Zone{}
+}
 
 // addressRange returns what a target of the table nat leads to. MASQUERADE may choose ports, which
 // nothing looks at.

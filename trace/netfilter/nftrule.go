@@ -1329,12 +1329,19 @@ func (d *nftDecoder) setConntrack(a attributes) instruction {
 	if key == unix.NFT_CT_MARK {
 		value.kind = asMark
 	}
-	d.act("%s set %s", conntrackName(key), value)
+	way := ""
+	if a.has(unix.NFTA_CT_DIRECTION) {
+		way = [2]string{"original", "reply"}[a.number(unix.NFTA_CT_DIRECTION)&1]
+	}
+	d.act("%s set %s", strings.Replace(conntrackName(key), "ct ", strings.TrimRight("ct "+way, " ")+" ", 1), value)
 	return func(w *walker, s *nftState, _ position) effect {
 		v, k := s.get(from, 4)
 		switch {
-		case key == unix.NFT_CT_ZONE:
+		case key == unix.NFT_CT_ZONE && w.hasEntry(&s.packet): // it is too late
+		case key == unix.NFT_CT_ZONE && !allKnown(k[:2]):
 			return unknown(w, s, "setting the zone")
+		case key == unix.NFT_CT_ZONE:
+			s.packet.Zone = Zone{ID: binary.NativeEndian.Uint16(v), Way: way}
 		case key != unix.NFT_CT_MARK || !w.hasEntry(&s.packet):
 		case !allKnown(k):
 			return unknown(w, s, "setting the connection's mark")

@@ -28,8 +28,12 @@ type Packet struct {
 	ConnMark uint32 // of its connection
 
 	State State
+	// Zone is conntrack's, in which its connection is looked up.
+	Zone Zone
 	// Reply says that it is the connection's first answer.
 	Reply bool
+	// Later says that it is the client's first packet behind that answer: of TCP, its ACK.
+	Later bool
 	// OrigSrc and OrigDst are the addresses of the connection's original
 	// direction, before any rewriting.
 	OrigSrc, OrigDst netip.AddrPort
@@ -73,6 +77,30 @@ const (
 	Invalid     State = "INVALID"
 	Untracked   State = "UNTRACKED"
 )
+
+// Zone is a zone of conntrack; the zero value is that of all packets for which no rule says another one.
+type Zone struct {
+	ID  uint16
+	Way string // the one direction, "original" or "reply", that it is for; empty for both
+}
+
+// in returns the zone that a connection's entry for one direction is in (nf_ct_zone_id in include/net/netfilter/nf_conntrack_zones.h).
+func (z Zone) in(way string) uint16 {
+	if z.Way != "" && z.Way != way {
+		return 0
+	}
+	return z.ID
+}
+
+// Finds reports whether conntrack finds the connection of a later packet in zone z, where the connection's first one
+// was in zone first (resolve_normal_ct in net/netfilter/nf_conntrack_core.c).
+func (z Zone) Finds(first Zone, reply bool) bool {
+	entry := first.in("original")
+	if reply {
+		entry = first.in("reply")
+	}
+	return z.in("original") == entry || z.in("reply") == entry
+}
 
 // Answer says what is certain about a question.
 type Answer string
