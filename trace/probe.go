@@ -55,12 +55,32 @@ func (t *tracer) probe(ctx context.Context, r *Result) *Probe {
 		p.Outcome, p.Note = "no answer", "many servers don't answer what they don't understand, so this says little"
 	}
 	if p.Outcome == "connected" && t.forecast != nil {
-		t.awaitEndpoint(c, local, p)
+		t.awaitEndpoint(c, local, p, r)
+	}
+	if p.Outcome == "connected" && r.Verdict != Forwarded && repeated(c) {
+		p.Outcome, p.Note = "timeout", "its handshake begins and doesn't end: the answer comes again, so that what the client sent then got lost"
 	}
 	if local.Port() > 0 {
 		t.readFlows(p, local, r)
 	}
 	return p
+}
+
+// halfOpen is how long the packet that completes a handshake may be on its way: answers are repeated after a second (RFC 6298).
+const halfOpen = 1500 * time.Millisecond
+
+// repeated reports whether a connection's other side repeats its answer to the first packet, so that it hasn't got the next one.
+func repeated(c net.Conn) (again bool) {
+	time.Sleep(halfOpen)
+	raw, err := c.(*net.TCPConn).SyscallConn()
+	if err == nil {
+		err = onSocket(raw, func(fd int) error {
+			info, err := unix.GetsockoptTCPInfo(fd, unix.IPPROTO_TCP, unix.TCP_INFO)
+			again = err == nil && info.Segs_in > 1 && info.Data_segs_in == 0
+			return err
+		})
+	}
+	return again
 }
 
 // dial connects from where the client is. The address that it returns is known also where the
@@ -138,8 +158,7 @@ func (t *tracer) readFlows(p *Probe, local netip.AddrPort, r *Result) {
 	for _, f := range flowsBetween(all, local, t.req.Address) {
 		p.Conntrack = append(p.Conntrack, flowText(&f))
 		// Of what kproxy's own listener gets, the endpoint isn't in the entry.
-		leads := slices.ContainsFunc(r.Candidates, func(c Candidate) bool { return c.Endpoint == f.ReplySrc })
-		if leads && p.Outcome != "timeout" && p.Outcome != "unreachable" {
+		if r.leads(f) && p.Outcome != "timeout" && p.Outcome != "unreachable" {
 			p.Endpoint = f.ReplySrc
 		}
 	}
@@ -157,14 +176,26 @@ func listFlows(proto service.Protocol) ([]conntrack.Flow, error) {
 	return c.List(proto)
 }
 
+// leads reports whether the kernel leads a flow to an endpoint.
+func (r *Result) leads(f conntrack.Flow) bool {
+	return slices.ContainsFunc(r.Candidates, func(c Candidate) bool { return c.Endpoint == f.ReplySrc })
+}
+
 // awaitEndpoint waits until userspace, which accepts first, has found an endpoint
 // or given up.
-func (t *tracer) awaitEndpoint(c net.Conn, local netip.AddrPort, p *Probe) {
+func (t *tracer) awaitEndpoint(c net.Conn, local netip.AddrPort, p *Probe, r *Result) {
 	const poll = 20 * time.Millisecond
-	for end := time.Now().Add(probeTimeout); time.Now().Before(end) && !t.endpointOfProbe(local).IsValid(); {
+	for end := time.Now().Add(probeTimeout); !t.endpointOfProbe(local).IsValid(); {
+		if time.Now().After(end) {
+			if all, _ := listFlows(t.req.Protocol); slices.ContainsFunc(flowsBetween(all, local, t.req.Address), r.leads) {
+				return // the kernel served it meanwhile
+			}
+			p.Outcome, p.Note = "timeout", "kproxy's listener accepted it, and no endpoint has taken it yet"
+			return
+		}
 		c.SetReadDeadline(time.Now().Add(poll))
 		if _, err := c.Read(make([]byte, 1)); err != nil && !errors.Is(err, os.ErrDeadlineExceeded) {
-			p.Outcome, p.Note = "refused", "kproxy accepted it, and then found no endpoint that does"
+			p.Outcome, p.Note = "refused", "kproxy's listener accepted it, and then kproxy found no endpoint that does"
 			return
 		}
 	}
@@ -177,7 +208,7 @@ func (t *tracer) endpointOfProbe(local netip.AddrPort) netip.AddrPort {
 		return netip.AddrPort{}
 	}
 	for _, x := range t.proxy.Connections() {
-		if x.Client == local && x.Address == t.req.Address && x.Protocol == t.req.Protocol {
+		if x.Client == local && x.Address == t.req.Address && x.Protocol == t.req.Protocol && (x.Taken || x.Protocol == service.UDP) {
 			return x.Endpoint
 		}
 	}
@@ -222,6 +253,7 @@ func flowText(f *conntrack.Flow) string {
 // answer.
 func (t *tracer) checkProbe(ctx context.Context, r *Result) {
 	p := r.Probe
+	p.Says = says(r)
 	good := p.Outcome == "connected" || p.Outcome == "answered"
 	switch {
 	case good && r.Verdict == Undetermined && p.Endpoint.IsValid():
@@ -244,6 +276,30 @@ func (t *tracer) checkProbe(ctx context.Context, r *Result) {
 		}
 	}
 	r.Culprit = culprit(r)
+}
+
+// says tells whether what became of a probe is what is foretold.
+func says(r *Result) string {
+	p := r.Probe
+	good := p.Outcome == "connected" || p.Outcome == "answered"
+	confirms := map[Verdict][]string{
+		Forwarded: {"connected", "answered"}, Dropped: {"timeout", "no answer"}, Refused: {"refused", "unreachable"},
+	}[r.Verdict]
+	switch {
+	case slices.Contains(confirms, p.Outcome):
+		return "confirms that the packet is " + string(r.Verdict)
+	case r.Verdict == Undetermined && good:
+		return "decides that the packet is " + string(Forwarded)
+	case r.Verdict == Undetermined || r.Verdict == NotAService:
+		return "doesn't decide what became of the packet"
+	case r.Verdict == Forwarded && p.Outcome == "no answer":
+		return "doesn't contradict that the packet is forwarded"
+	case r.Verdict == Forwarded && r.Culprit != "":
+		return "confirms that not all connections succeed"
+	case good && r.Verdict != Forwarded && r.Protocol == service.TCP:
+		return "contradicts that the packet is " + string(r.Verdict) + ", as far as a connection without data tells"
+	}
+	return "contradicts that the packet is " + string(r.Verdict)
 }
 
 func (r *Result) note(severity, what, where, remedy string) {

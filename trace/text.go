@@ -214,6 +214,9 @@ func (p *printer) probe(r *Probe) {
 	if r.Note != "" {
 		text += "; " + r.Note
 	}
+	if r.Says != "" {
+		text += "; it " + r.Says
+	}
 	p.block("Probe    ", bold, text, "")
 	for _, line := range r.Conntrack {
 		p.wrapped("         ", line)
@@ -274,9 +277,14 @@ func sameWay(steps []Step) string {
 }
 
 func (p *printer) leg(steps []Step) {
-	hook, where := "", ""
+	hook, where, space := "", "", ""
 	for i := range steps {
 		s := &steps[i]
+		if s.Namespace != space {
+			if hook, space = "", s.Namespace; space != "" {
+				p.block("", "", "In "+space+":", bold)
+			}
+		}
 		if s.Hook != hook {
 			hook, where = s.Hook, ""
 			p.b.WriteString(p.coloured(hook, bold) + "\n")

@@ -17,7 +17,8 @@ type Connection struct {
 	Service  service.Key
 	Client   netip.AddrPort
 	Address  netip.AddrPort // where the client connected to
-	Endpoint netip.AddrPort // invalid while none has been found
+	Endpoint netip.AddrPort // that it is at, or tries to connect to; invalid while none has been found
+	Taken    bool           // of TCP: an endpoint has taken the connection
 	Started  time.Time
 	BytesIn  uint64 // from client to endpoint
 	BytesOut uint64
@@ -135,12 +136,13 @@ type described struct {
 	started  time.Time
 	meters   [2]meter
 	endpoint atomic.Pointer[endpoint]
+	taken    atomic.Bool
 }
 
 func (x *described) describe() Connection {
 	c := Connection{
 		Protocol: x.state.key.Protocol, Service: x.state.key, Client: x.client, Address: x.orig, Started: x.started,
-		BytesIn: x.meters[clientSide].count.Load(), BytesOut: x.meters[endpointSide].count.Load(),
+		BytesIn: x.meters[clientSide].count.Load(), BytesOut: x.meters[endpointSide].count.Load(), Taken: x.taken.Load(),
 	}
 	if e := x.endpoint.Load(); e != nil {
 		c.Endpoint = e.address

@@ -237,6 +237,7 @@ func (x *tcpConn) dialed() {
 	}
 	x.loop.server.connected(x.state, e, !x.reached)
 	x.reached = true
+	x.taken.Store(true)
 	x.begin()
 }
 
