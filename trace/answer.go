@@ -148,8 +148,12 @@ func (t *tracer) answerRouted(endpoint netip.Addr, in string, home bool, mark ui
 // client whose address it bears; nil if it doesn't.
 func (t *tracer) notDelivered(p *netfilter.Packet) *Finding {
 	back := t.host.route(query{to: p.Dst.Addr(), from: p.Src.Addr(), in: p.In, mark: p.Mark})
-	if back.local() || back.err != nil {
+	switch {
+	case back.local():
 		return nil
+	case back.err != nil:
+		return &Finding{SeverityError, fmt.Sprintf("the answers of %s don't reach kproxy: %s", p.Src.Addr(), back.failure()), back.command(),
+			fmt.Sprintf("find out who made that rule or route: ip rule and ip route show table all show it, for what comes from %s", p.Src.Addr())}
 	}
 	return &Finding{SeverityError, fmt.Sprintf("the answers of %s don't reach kproxy, which connects from the client's address: the kernel sends them to %s", p.Src.Addr(), back.to), back.command(),
 		"look whether kproxy's rules mark them (iptables -t mangle -S KPROXY-PREROUTING, or nft list chain ip kproxy prerouting), and whether the mark leads to kproxy's table of routes (ip rule); kproxy repairs what is its own"}

@@ -66,6 +66,7 @@ func (c scene) host(t *testing.T) *hostState {
 		return listener{}, false, nil
 	}
 	s.stopped = func(uint32) (int, string) { return 0, "" }
+	s.disabled = func(service.Family) string { return "" }
 	s.forwarding = func(service.Family, string) string { return c.off }
 	s.reversePath = func(netip.Addr, string, uint32) reversePath { return c.filter }
 	s.conntrack = func() (int, int, error) { return c.use[0], c.use[1], nil }

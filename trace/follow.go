@@ -491,6 +491,10 @@ func (t *tracer) received(w way) {
 		t.finish(w, Dropped, &Finding{SeverityError, fmt.Sprintf("the kernel drops packets from %s (martian source): %s", from, why), "routing", "use another source address"})
 		return
 	}
+	if stop := t.ownSource(from, w.packet.In); stop != nil {
+		t.finish(w, Dropped, stop)
+		return
+	}
 	if w.packet.Socket.IsValid() {
 		t.diverted(w)
 		return
@@ -528,6 +532,20 @@ func (t *tracer) received(w way) {
 		w.packet.Out = r.link
 		t.pass(w, netfilter.Forward, netfilter.Whole, func(w way) { t.leave(w, &r) })
 	}
+}
+
+// ownSource says why the kernel drops a packet from another host that bears an address of this one (fib_validate_source in
+// net/ipv4/fib_frontend.c); nil if it doesn't. IPv6 takes it.
+func (t *tracer) ownSource(from netip.Addr, in string) *Finding {
+	link, own := t.host.addresses.links[from]
+	if !own || from.Is6() || in == loopback {
+		return nil
+	}
+	if n, _ := kernel.ReadSysctl("net", "ipv4", "conf", in, "accept_local"); n != 0 {
+		return nil
+	}
+	return &Finding{SeverityError, fmt.Sprintf("the kernel drops packets from %s (martian source): that is also an address of its own, on link %s", from, link), "link " + link,
+		fmt.Sprintf("ip addr del %s/%d dev %s, or give the client another address", from, from.BitLen(), link)}
 }
 
 // diverted is a packet that a rule gives to a socket of this node's (TPROXY); the
@@ -578,6 +596,9 @@ func (t *tracer) noRoute(r *route) *Finding {
 	f.Remedy = t.routeRemedy(r.to)
 	if down := t.downLinks(); down != "" {
 		f.What += "; " + down
+	}
+	if off := t.host.disabled(service.FamilyOf(r.to)); off != "" {
+		f.What, f.Remedy = f.What+"; IPv6 is off: "+off+" = 1", "sysctl -w "+off+"=0, then add the addresses and routes again, which that took away"
 	}
 	return f
 }
@@ -756,8 +777,24 @@ func (t *tracer) receive(w way) {
 		t.finish(w, NotAService, nil)
 	default:
 		show(input, "nothing listens")
-		t.finish(w, Refused, &Finding{SeverityError, fmt.Sprintf("nothing listens on %s of this node", text), "sockets of this node",
-			"start what is to listen there (ss -lntup shows who does)"})
+		f := &Finding{SeverityError, fmt.Sprintf("nothing listens on %s of this node", text), "sockets of this node",
+			"start what is to listen there (ss -lntup shows who does)"}
+		to, v := w.packet.Dst.Addr(), Refused
+		link, own := t.host.addresses.links[to]
+		switch e := t.planned(w.packet.Dst); {
+		case own && (t.guest(to) != nil || e != nil && !e.Local):
+			f.What = fmt.Sprintf("the endpoint's address %s is also this node's, on link %s, so that packets don't leave it; nothing listens on %s there", to, link, text)
+			f.Where, f.Remedy = "link "+link, fmt.Sprintf("ip addr del %s/%d dev %s, or give the endpoint another address", to, to.BitLen(), link)
+		case !t.host.local(to) && !w.userspace && w.packet.In != "" && w.packet.In != loopback:
+			r := t.host.route(query{to: to, from: w.packet.Src.Addr(), in: w.packet.In, mark: w.packet.Mark})
+			if r.table == unix.RT_TABLE_LOCAL {
+				break
+			}
+			// A reset would bear an address that isn't this node's, and isn't sent (ip_route_output_key_hash_rcu in net/ipv4/route.c).
+			v, f.What, f.Where = Dropped, fmt.Sprintf("a route delivers packets for %s to this node, whose address that isn't, and nothing listens on %s", to, text), r.command()
+			f.Remedy = fmt.Sprintf("find out who made the route in table %d and the rule that leads there, such as a program's that has used TPROXY, or delete them: ip rule, ip route show table %d", r.table, r.table)
+		}
+		t.finish(w, v, f)
 	}
 }
 

@@ -30,6 +30,7 @@ type hostState struct {
 	walk        func(netfilter.Packet, netfilter.Hook, netfilter.Span) *netfilter.Walk
 	rules       func(table, chain string) []string // of iptables
 	listener    func(service.Protocol, netip.AddrPort) (listener, bool, error)
+	disabled    func(service.Family) string                // the setting that switches a family off; empty if none does
 	stopped     func(socket uint32) (pid int, name string) // the process that has it; 0 if it runs, or isn't seen
 	forwarding  func(f service.Family, in string) string   // the setting that keeps packets from being forwarded
 	reversePath func(from netip.Addr, in string, mark uint32) reversePath
@@ -70,7 +71,7 @@ func readHost(ctx context.Context, f service.Family, proxy *Proxy) (*hostState, 
 		return nil, fmt.Errorf("read the rules of netfilter: %w", err)
 	}
 	return &hostState{
-		addresses: own, route: askRoute, walk: tables.Walk, rules: tables.Rules, listener: listenerFor, stopped: stoppedOwner,
+		addresses: own, route: askRoute, walk: tables.Walk, rules: tables.Rules, listener: listenerFor, stopped: stoppedOwner, disabled: disabled,
 		forwarding: forwardingOff, reversePath: checkReversePath, conntrack: conntrack.Use, notes: tables.Notes,
 		hop: readHop, throughDefault: throughDefault, linksDown: linksDown,
 		neighbours: sync.OnceValues(func() (neighbourhood, error) { return neighbours(spaces()) }),
@@ -388,6 +389,24 @@ func forwardingOff(f service.Family, in string) string {
 	}
 	if n, ok := kernel.ReadSysctl("net", "ipv4", "conf", in, "forwarding"); ok && n == 0 {
 		return settingName("net", "ipv4", "conf", in, "forwarding")
+	}
+	return ""
+}
+
+// disabled returns the setting that switches IPv6 off on all links, or on one; empty if none does.
+func disabled(f service.Family) string {
+	if f != service.IPv6 {
+		return ""
+	}
+	links, _ := netlink.LinkList()
+	names := []string{"all"}
+	for _, l := range links {
+		names = append(names, l.Attrs().Name)
+	}
+	for _, name := range names {
+		if n, ok := kernel.ReadSysctl("net", "ipv6", "conf", name, "disable_ipv6"); ok && n != 0 {
+			return settingName("net", "ipv6", "conf", name, "disable_ipv6")
+		}
 	}
 	return ""
 }

@@ -229,7 +229,8 @@ func (t *tracer) follow() {
 // to it. False if there is no way back.
 func (t *tracer) findClient() (in string, ok bool) {
 	from := t.req.From
-	if t.departs || !from.IsValid() || t.host.local(from) {
+	elsewhere := t.req.Netns != "" && t.guest(from) != nil // a client that has an address which this node has too
+	if t.departs || !from.IsValid() || t.host.local(from) && !elsewhere {
 		t.client = plan.Client{Address: from, Node: true}
 		if !from.IsValid() {
 			r := t.host.route(query{to: t.req.Address.Addr()})
@@ -241,6 +242,9 @@ func (t *tracer) findClient() (in string, ok bool) {
 	in = t.host.addresses.linkTo(from)
 	if in == "" {
 		in = r.link
+	}
+	if elsewhere {
+		in = t.guest(from).by
 	}
 	t.client = plan.Client{Address: from, Interface: in}
 	return in, r.passes()

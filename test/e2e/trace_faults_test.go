@@ -434,6 +434,19 @@ var faults = []fault{
 		fate: isSilent, verdict: trace.Dropped, culprit: []string{"don't reach kproxy", "10.1.0.2", "mark 0x1000", "ip rule"},
 	},
 	{
+		name: "a rule of routing prohibits what the endpoint sends", in: append(slices.Clone(inUserspace), inDNAT...), plant: []string{"ip rule add pref 5 from 10.2.0.2 prohibit"}, lift: []string{"ip rule delete pref 5"},
+		fate: isSilent, verdict: trace.Dropped, culprit: []string{"the answers of 10.2.0.2 don't", "of type prohibit", "from 10.2.0.2"},
+	},
+	{
+		name: "the endpoint's address is also this node's", in: append(slices.Clone(inUserspace), inDNAT...), plant: []string{"ip addr add 10.2.0.2/32 dev client"}, remedy: "ip addr del 10.2.0.2/32 dev client",
+		fate: isRefused, verdict: trace.Refused, culprit: []string{"the endpoint's address 10.2.0.2 is also this node's, on link client"},
+	},
+	{
+		name: "what a transparent proxy left", in: inDNAT, plant: []string{"ip route add local 0.0.0.0/0 dev lo table 77", "ip rule add pref 5 fwmark 0x40000000/0x40000000 lookup 77", "iptables -t mangle -I PREROUTING 1 -d 10.96.0.20 -j MARK --set-xmark 0x40000000/0x40000000"},
+		lift: []string{"iptables -t mangle -D PREROUTING 1", "ip rule delete pref 5", "ip route flush table 77"},
+		fate: isSilent, verdict: trace.Dropped, culprit: []string{"a route delivers packets for 10.2.0.2 to this node", "ip route show table 77"},
+	},
+	{
 		name: "ARP is off on the link to the endpoint", plant: []string{"ip link set b1 arp off", "ip neigh flush dev b1"}, remedy: "ip link set dev b1 arp on", lift: []string{"ip neigh flush dev b1"},
 		fate: isSilent, verdict: trace.Dropped, culprit: []string{"ARP is off on", "link b1"},
 	},

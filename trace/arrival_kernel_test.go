@@ -1,0 +1,88 @@
+package trace
+
+import (
+	"net/netip"
+	"os/exec"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+	"kproxy.dev/kproxy/kernel/kerneltest"
+	"kproxy.dev/kproxy/service"
+)
+
+// seen starts a process in a namespace of the network, by which others find that.
+func seen(t *testing.T, n *kerneltest.Network, i int) {
+	t.Helper()
+	n.On(i, func() {
+		c := exec.Command("sleep", "600")
+		if err := c.Start(); err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() {
+			_ = c.Process.Kill()
+			_ = c.Wait()
+		})
+	})
+}
+
+// TestFullQueue: an endpoint whose program accepts nothing takes connections until its queue is full.
+func TestFullQueue(t *testing.T) {
+	n := kerneltest.NewNetwork(t, 2)
+	sh(t, "iptables -t nat -A PREROUTING -d 10.96.0.10 -p tcp --dport 80 -j DNAT --to-destination 10.2.0.2:9000")
+	seen(t, n, 2)
+	req := Request{Address: netip.MustParseAddrPort("10.96.0.10:80"), Protocol: service.TCP, From: n.Address(service.IPv4, 1)}
+	n.On(2, func() {
+		fd, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { unix.Close(fd) })
+		if err := unix.Bind(fd, &unix.SockaddrInet4{Port: 9000}); err != nil {
+			t.Fatal(err)
+		}
+		if err := unix.Listen(fd, 0); err != nil {
+			t.Fatal(err)
+		}
+	})
+	look := func(want Verdict, words string) {
+		t.Helper()
+		r, err := Run(t.Context(), req, nil)
+		if err != nil || r.Verdict != want || !strings.Contains(r.Culprit, words) || words == "" && r.Culprit != "" {
+			t.Errorf("%s, %q, %v; want %s and %q", r.Verdict, r.Culprit, err, want, words)
+		}
+	}
+	look(Forwarded, "")
+	n.On(2, func() {
+		fd, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { unix.Close(fd) })
+		if err := unix.Connect(fd, &unix.SockaddrInet4{Addr: [4]byte{127, 0, 0, 1}, Port: 9000}); err != nil {
+			t.Fatal(err)
+		}
+	})
+	look(Dropped, "doesn't accept connections: 1 of 0 wait already")
+}
+
+// TestClientsAddressOnTheNode: the kernel drops what comes in from an address that it has itself.
+func TestClientsAddressOnTheNode(t *testing.T) {
+	n := kerneltest.NewNetwork(t, 2)
+	n.Serve(2, "b", 9000)
+	seen(t, n, 1)
+	sh(t, "iptables -t nat -A PREROUTING -d 10.96.0.10 -p tcp --dport 80 -j DNAT --to-destination 10.2.0.2:9000",
+		"ip addr add "+n.Address(service.IPv4, 1).String()+"/32 dev lo")
+	all, err := neighbours(spaces())
+	if err != nil {
+		t.Fatal(err)
+	}
+	path := all.at[n.Address(service.IPv4, 1)].path
+	if path == "" {
+		t.Fatal("the client's namespace isn't found")
+	}
+	r, err := Run(t.Context(), Request{Address: netip.MustParseAddrPort("10.96.0.10:80"), Protocol: service.TCP, Netns: path}, nil)
+	if err != nil || r.Verdict != Dropped || !strings.Contains(r.Culprit, "also an address of its own, on link lo") {
+		t.Errorf("%s, %q, %v", r.Verdict, r.Culprit, err)
+	}
+}
