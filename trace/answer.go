@@ -311,7 +311,7 @@ func (t *tracer) untranslated(p netfilter.Packet, s *netfilter.Step, src, dst ne
 	if p.Dst != dst {
 		from, to = p.Dst, dst
 	}
-	f := &Finding{SeverityError, fmt.Sprintf("conntrack doesn't find the connection of %s, so that %s isn't translated to %s", who, from, to), "conntrack", "look for rules with NOTRACK or zones in the tables raw (iptables-save -t raw, nft list ruleset)"}
+	f := &Finding{SeverityError, fmt.Sprintf("conntrack doesn't find the connection of %s, so that %s isn't translated to %s", who, from, to), "conntrack", "look for rules with NOTRACK or zones (nft list ruleset)"}
 	if s != nil {
 		f.What, f.Where, f.Remedy = f.What+": "+s.Text, place(s), t.ruleRemedy(s)
 	}
