@@ -11,11 +11,17 @@ import (
 // testName is how test/semantics.md names a test: its folder and its function.
 var testName = regexp.MustCompile("`([a-z0-9/]+)\\.((?:Test|Fuzz)[A-Za-z0-9_]*)`")
 
-// TestSemantics: every test that test/semantics.md names exists, and every row of its
+// TestSemantics: every test that test/semantics.md and the threat model name exists, and every row of their
 // tables says what there is, or why there is nothing.
 func TestSemantics(t *testing.T) {
-	const name = "test/semantics.md"
-	data, err := os.ReadFile("semantics.md")
+	namesTests(t, "test/semantics.md", 2)
+	namesTests(t, "docs/security.md", 3)
+}
+
+// namesTests checks a page whose tables have so many columns.
+func namesTests(t *testing.T, name string, columns int) {
+	t.Helper()
+	data, err := os.ReadFile("../" + name)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -38,8 +44,8 @@ func TestSemantics(t *testing.T) {
 			}
 		}
 		cells := strings.Split(strings.TrimSpace(text), "|")
-		if strings.HasPrefix(text, "|") && (len(cells) != 4 || strings.TrimSpace(cells[1]) == "" || strings.TrimSpace(cells[2]) == "") {
-			t.Errorf("%s:%d: want a row of two cells that aren't empty", name, line)
+		if strings.HasPrefix(text, "|") && (len(cells) != columns+2 || strings.TrimSpace(cells[1]) == "" || strings.TrimSpace(cells[2]) == "") {
+			t.Errorf("%s:%d: want a row of %d cells whose first two aren't empty", name, line, columns)
 		}
 	}
 	if named == 0 {
