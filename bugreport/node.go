@@ -23,8 +23,6 @@ import (
 )
 
 const (
-	// stepAtMost bounds each program, and each list that the kernel gives.
-	stepAtMost = 8 * time.Second
 	// routesAtMost and flowsAtMost bound what a node may have millions of.
 	routesAtMost, flowsAtMost = 5000, 2000
 	// journalLines are the last ones of a unit for systemd.
@@ -70,8 +68,17 @@ func (r *Report) AddNode(ctx context.Context) {
 	r.add(ctx, "journal.txt", "the last lines that kproxy.service logged", program("journalctl", "--unit", "kproxy.service", "--lines", journalLines, "--no-pager", "--output", "short-iso"))
 }
 
+// Step returns a context for one of several steps: it ends after half of the time that ctx has left, so that none takes all of it.
+func Step(ctx context.Context) (context.Context, context.CancelFunc) {
+	end, ok := ctx.Deadline()
+	if !ok {
+		return context.WithCancel(ctx)
+	}
+	return context.WithTimeout(ctx, time.Until(end)/2)
+}
+
 func (r *Report) add(ctx context.Context, name, what string, f func(context.Context) ([]byte, error)) {
-	step, cancel := context.WithTimeout(ctx, stepAtMost)
+	step, cancel := Step(ctx)
 	defer cancel()
 	type result struct {
 		content []byte

@@ -28,7 +28,8 @@ import (
 )
 
 const (
-	// reportTime bounds the questions of a report; what then isn't answered is left out.
+	// reportTime bounds the questions of a report, unless --timeout says otherwise. What then isn't answered is left out; writing takes
+	// less than the rest of half a minute.
 	reportTime = 20 * time.Second
 	// servicesDescribed is how many service ports are described, those in trouble first; status.json has all.
 	servicesDescribed = 200
@@ -42,10 +43,11 @@ func bugreportCommand() *cli.Command {
 	return &cli.Command{
 		Name:  "bugreport",
 		Usage: "put what helps to find out what is wrong on this node into one archive, also when kproxy is dead",
-		Description: "It changes nothing, gives way to all other processes, takes half a minute at most and 20 MB. Secrets\n" +
+		Description: "It changes nothing, gives way to all other processes, takes half a minute and 20 MB at most. Secrets\n" +
 			"are left out; --mask hides who you are as well. Its index.html leads through it. Run it as root.",
 		Flags: []cli.Flag{socketFlag(), maskFlag(),
 			&cli.StringFlag{Name: "output", Aliases: []string{"o"}, Usage: "`FILE` to write; - for standard output", DefaultText: "kproxy-bugreport-NODE-TIME.tar.gz"},
+			&cli.DurationFlag{Name: "timeout", Value: reportTime, Usage: "leave out what isn't had by then"},
 			&cli.StringFlag{Name: "mask-key", Hidden: true}, // of the plugin: so the reports of all nodes are masked alike
 		},
 		Action: writeReport,
@@ -53,7 +55,9 @@ func bugreportCommand() *cli.Command {
 }
 
 func writeReport(c *cli.Context) error {
-	bugreport.BeNice()
+	if c.Duration("timeout") <= 0 {
+		return usageError("--timeout: %s is not more than 0", c.Duration("timeout"))
+	}
 	var mask *bugreport.Mask
 	switch {
 	case c.IsSet("mask-key"):
@@ -61,7 +65,7 @@ func writeReport(c *cli.Context) error {
 	case c.Bool("mask"):
 		mask = bugreport.NewMask([]byte(rand.Text()))
 	}
-	ctx, cancel := context.WithTimeout(c.Context, reportTime)
+	ctx, cancel := context.WithTimeout(c.Context, c.Duration("timeout"))
 	defer cancel()
 	if c.String("output") == "-" {
 		to := c.App.Writer
@@ -117,7 +121,7 @@ func listen(ctx context.Context, client *web.Client) *said {
 	a := &said{raw: map[string][]byte{}, errs: map[string]error{}}
 	var dead error
 	for _, path := range []string{"/status", "/log", "/configz", "/metrics", "/timeline"} {
-		ctx, cancel := context.WithTimeout(ctx, reportTime/4)
+		ctx, cancel := bugreport.Step(ctx)
 		switch {
 		case dead != nil:
 			a.errs[path] = dead

@@ -20,7 +20,7 @@ import (
 func reported(t *testing.T, words ...string) map[string]string {
 	t.Helper()
 	name := filepath.Join(t.TempDir(), "report.tar.gz")
-	if got := runLine(t, append([]string{"bugreport", "--output", name}, words...)...); got.status != 0 || !strings.Contains(got.stdout, "open index.html") {
+	if got := runLine(t, append([]string{"bugreport", "--timeout", "10m", "--output", name}, words...)...); got.status != 0 || !strings.Contains(got.stdout, "open index.html") {
 		t.Fatalf("%+v", got)
 	}
 	if info, err := os.Stat(name); err != nil || info.Mode().Perm() != 0o600 {
@@ -110,7 +110,7 @@ func TestBugreportOfTheDead(t *testing.T) {
 		t.Skip("needs root: to list nftables")
 	}
 	t.Setenv("PATH", t.TempDir()) // as in the image, which has no nft
-	if text := reported(t, "--socket", filepath.Join(t.TempDir(), "none.sock"))["rules/nft.txt"]; !strings.Contains(text, "\n# IPv4\n") || !strings.Contains(text, "\n# IPv6\n") {
+	if text := reported(t, "--socket", filepath.Join(t.TempDir(), "none.sock"))["rules/nft.txt"]; !strings.Contains(text, "\n# ipv4\n") || !strings.Contains(text, "\n# ipv6\n") {
 		t.Errorf("without programs, nft.txt is %q", text)
 	}
 }

@@ -15,6 +15,8 @@ import (
 	"syscall"
 
 	"github.com/urfave/cli/v2"
+
+	"kproxy.dev/kproxy/bugreport"
 )
 
 // Set by the build (-ldflags -X).
@@ -26,8 +28,12 @@ var (
 func main() {
 	ctx, stop := signalContext()
 	defer stop()
-	if len(os.Args) > 1 && os.Args[1] == "run" {
+	switch {
+	case len(os.Args) < 2:
+	case os.Args[1] == "run":
 		hangups() // also while the command line is being read
+	case os.Args[1] == "bugreport":
+		bugreport.BeNice() // before there are more threads
 	}
 	app := newApp()
 	if strings.HasPrefix(filepath.Base(os.Args[0]), pluginName) {

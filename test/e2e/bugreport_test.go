@@ -80,7 +80,7 @@ func (w *world) report(t *testing.T, args ...string) map[string]string {
 	t.Helper()
 	dir := t.TempDir()
 	began := time.Now()
-	w.ok(w.kproxy("bugreport", append(args, "--output", dir+"/report.tgz")...))
+	w.ok(w.kproxy("bugreport", append(args, "--timeout", "5m", "--output", dir+"/report.tgz")...))
 	info, err := os.Stat(dir + "/report.tgz")
 	w.must(err)
 	t.Logf("%d bytes in %s", info.Size(), time.Since(began).Round(time.Millisecond))
