@@ -9,7 +9,7 @@ LDFLAGS := -s -w -X main.version=$(VERSION) -X main.commit=$(COMMIT)
 DOCKER ?= docker
 IMAGE  ?= kproxy:latest
 
-.PHONY: help build check demo demo-ipvs vm test test-again mutants soak conformance bench bench-go image release size golden-update clean
+.PHONY: help build check demo demo-ipvs vm test test-again mutants soak conformance bench bench-go image release size publish test-arm64 golden-update clean
 
 help: ## what can be made
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -80,9 +80,16 @@ bench-go: ## Go's micro-benchmarks, ten times each, for benchstat
 image: ## the image for deploy/, with docker or a program like it: make image IMAGE=registry/kproxy:v1; TARGET=nftables: the small one
 	$(DOCKER) build -f deploy/Dockerfile $(if $(TARGET),--target $(TARGET)) --build-arg VERSION=$(VERSION) --build-arg COMMIT=$(COMMIT) -t $(IMAGE) .
 
-release: ## what a release consists of, in dist/: binaries, the image's tar, SBOMs, checksums (as root, on Debian)
+release: ## what a release consists of, in dist/ (as root, on Debian); IMAGE=registry/name: with a chart and manifests that name the image there
 	@test/setup.sh build
-	@VERSION=$(VERSION) deploy/release.sh
+	@VERSION=$(VERSION) IMAGE=$(if $(filter-out file,$(origin IMAGE)),$(IMAGE)) deploy/release.sh
+
+publish: ## push and sign what make release IMAGE=… made, and make a release on GitHub of it; CHECK=1: say what that would run
+	@VERSION=$(VERSION) IMAGE=$(IMAGE) deploy/publish.sh $(if $(CHECK),--check)
+
+test-arm64: ## unit tests of the packages without I/O on an emulated arm64
+	@test/setup.sh arm64
+	GOARCH=arm64 CGO_ENABLED=0 go test -buildvcs=false -vet=off -count=1 -exec qemu-aarch64-static ./service ./lb ./health ./plan ./kernel/nlmsg ./userspace/handover ./source/strict ./config
 
 size: ## lines of Go outside tests, without blank ones and comments, by what they are for
 	@git ls-files '*.go' ':!*_test.go' | xargs awk '\

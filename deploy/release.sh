@@ -1,23 +1,29 @@
 #!/usr/bin/env bash
-# Makes a release: static binaries for amd64 and arm64, both images for this machine's
-# processor, each as a tar for `docker load`, `podman load` and `ctr images import` (an OCI
-# layout that also has Docker's manifest), what each is made of (SBOM, CycloneDX), kubectl's
-# plugin, as an archive and a manifest for krew each, the Helm chart, and SHA256SUMS. The same commit, Go and Debian packages make the same bytes.
+# Makes a release: static binaries for amd64 and arm64, both images for each processor as a tar for
+# `docker load`, `podman load` and `ctr images import` (an OCI layout that also has Docker's
+# manifest), and for all processors as an OCI layout to be pushed (publish.sh), what each is made of
+# (SBOM, CycloneDX), kubectl's plugin, as an archive and a manifest for krew each, the Helm chart, the
+# notes, and SHA256SUMS. With IMAGE, a registry's name without a tag, the chart names the image by its
+# digest, and so do manifests for kubectl apply -f. The same commit, Go and Debian packages make the same bytes.
 #
 # On Debian, as root, as the image's root file system is made of Debian's packages
-# (rootfs.sh) unless KPROXY_ROOTFS names a folder with one.
+# (rootfs.sh) unless KPROXY_ROOTFS names a folder with one for each processor.
 #
 # Usage: deploy/release.sh [FOLDER]   # dist, if none is given
 #
-# KPROXY_ARCHITECTURES are others than both, KPROXY_DOWNLOADS is where krew will find the release.
+# KPROXY_ARCHITECTURES are others than both, KPROXY_DOWNLOADS is where krew will find the release,
+# KPROXY_PAGES what comes before docs/ in the notes' links.
 set -euo pipefail
+shopt -s inherit_errexit
 cd "$(dirname "$0")/.."
 export PATH=$PATH:/usr/local/go/bin
 version=${VERSION:-$(git describe --tags --always --dirty)}
 commit=$(git rev-parse --short=12 HEAD)
 epoch=$(git log -1 --format=%ct)
 created=$(date -u -d "@$epoch" +%FT%TZ)
-here=$(go env GOHOSTARCH)
+architectures=${KPROXY_ARCHITECTURES:-amd64 arm64}
+image=${IMAGE:-}
+[[ ${image##*/} != *[:@]* ]] || { echo "IMAGE=$image: leave the tag out, it is the version" >&2; exit 2; }
 out=$(realpath -m "${1:-dist}")
 tmp=$(mktemp -d)
 trap 'rm -rf "$tmp"' EXIT
@@ -52,7 +58,7 @@ packages() {
 
 binaries() {
 	local arch file
-	for arch in ${KPROXY_ARCHITECTURES:-amd64 arm64}; do
+	for arch in $architectures; do
 		file=$out/kproxy-$version-linux-$arch
 		CGO_ENABLED=0 GOOS=linux GOARCH=$arch go build -buildvcs=false -trimpath \
 			-ldflags "-s -w -X main.version=$version -X main.commit=$commit" -o "$file" ./cmd/kproxy
@@ -79,7 +85,7 @@ plugin() {
 		    and with your rights.
 		  platforms:
 	END
-	for arch in ${KPROXY_ARCHITECTURES:-amd64 arm64}; do
+	for arch in $architectures; do
 		archive=kubectl-kproxy-$version-linux-$arch.tar.gz
 		mkdir -p "$tmp/plugin-$arch"
 		install -m 755 "$out/kproxy-$version-linux-$arch" "$tmp/plugin-$arch/kubectl-kproxy"
@@ -102,7 +108,29 @@ chart() {
 	if [[ $version =~ ^v([0-9]+\.[0-9]+\.[0-9]+.*)$ ]]; then
 		sed -i "s/^version:.*/version: ${BASH_REMATCH[1]}/" "$tmp/chart/kproxy/Chart.yaml"
 	fi
+	if [[ -n $image ]]; then
+		sed -i "s|^  repository:.*|  repository: $image|; s|^  digest:.*|  digest: $(<"$tmp/digest")|; /# Yours to build/d" "$tmp/chart/kproxy/values.yaml"
+	fi
 	pack "$tmp/chart" kproxy | gzip -n >"$out/kproxy-chart-$version.tgz"
+}
+
+# manifests writes what kubectl apply -f takes, for every kustomization that stands by itself.
+manifests() {
+	local folder name
+	for folder in deploy deploy/overlays/*; do
+		name=$(basename "$folder")
+		(cd test/helm && GOFLAGS=-mod=mod go run -buildvcs=false ./render "../../$folder" "$image@$(<"$tmp/digest")") >"$out/kproxy-${name/deploy/cluster}.yaml"
+	done
+	printf '%s\n' "$image:$version@$(<"$tmp/digest")" "$image:$version-nftables@$(<"$tmp/digest-nftables")" >"$out/kproxy-images.txt"
+}
+
+# notes cuts from the changelog what it says of this version; of one between two releases, what is unreleased.
+notes() {
+	local section=Unreleased
+	[[ $version =~ ^v([0-9]+\.[0-9]+\.[0-9]+)$ ]] && section=${BASH_REMATCH[1]}
+	awk -v section="$section" '/^## / { on = $2 == section || $2 == "[" section "]"; next } on' CHANGELOG.md |
+		sed -E "s|\]\((docs/[^)]*)\)|](${KPROXY_PAGES:-}\1)|g" >"$out/NOTES.md"
+	[[ -s $out/NOTES.md ]] || { echo "CHANGELOG.md has no section $section" >&2; exit 1; }
 }
 
 # blob MEDIA-TYPE FILE makes a file a blob of the layout and prints what refers to it.
@@ -113,35 +141,64 @@ blob() {
 	printf '{"mediaType":"%s","digest":"sha256:%s","size":%d}' "$1" "$sum" "$(stat -c %s "$tmp/layout/blobs/sha256/$sum")"
 }
 
-# image [nftables] does what deploy/Dockerfile says, for one of its targets.
+# layout empties the layout.
+layout() {
+	rm -rf "$tmp/layout"
+	mkdir -p "$tmp/layout/blobs/sha256"
+	printf '{"imageLayoutVersion":"1.0.0"}' >"$tmp/layout/oci-layout"
+}
+
+types=application/vnd.oci.image
+
+# image TARGET ARCH does what deploy/Dockerfile says, for one of its targets, "" or nftables, and prints what refers to the image.
 image() {
-	local root=$tmp/root$1 layout=$tmp/layout types=application/vnd.oci.image tag=$version${1:+-$1} name=kproxy-$version-image${1:+-$1}-linux-$here config layer
-	rm -rf "$layout"
-	mkdir -p "$layout/blobs/sha256"
-	if [[ -n ${KPROXY_ROOTFS:-} && -z $1 ]]; then cp -a "$KPROXY_ROOTFS" "$root"; else deploy/rootfs.sh "$root" "$1"; fi
-	install -m 755 "$out/kproxy-$version-linux-$here" "$root/usr/local/bin/kproxy"
+	local root=$tmp/root tag=$version${1:+-$1} name=kproxy-$version-image${1:+-$1}-linux-$2 config layer manifest contents
+	rm -rf "$root"
+	layout
+	if [[ -n ${KPROXY_ROOTFS:-} && -z $1 ]]; then mkdir "$root" && cp -a "$KPROXY_ROOTFS/$2/." "$root"; else KPROXY_ARCH=$2 deploy/rootfs.sh "$root" "$1" >&2; fi
+	install -m 755 "$out/kproxy-$version-linux-$2" "$root/usr/local/bin/kproxy"
 	{ modules "$root/usr/local/bin/kproxy"; packages "$root"; } | sbom kproxy-image >"$out/$name.cdx.json"
 
 	pack "$root" >"$tmp/layer"
+	contents=$(digest "$tmp/layer")
+	gzip -n "$tmp/layer"
 	printf '{"created":"%s","architecture":"%s","os":"linux","config":{"Env":["PATH=/usr/local/bin:/usr/sbin:/usr/bin"],"Entrypoint":["/usr/local/bin/kproxy"],"Cmd":["run"]},"rootfs":{"type":"layers","diff_ids":["sha256:%s"]}}' \
-		"$created" "$here" "$(digest "$tmp/layer")" >"$tmp/config"
-	layer=$(blob $types.layer.v1.tar "$tmp/layer")
+		"$created" "$2" "$contents" >"$tmp/config"
+	layer=$(blob $types.layer.v1.tar+gzip "$tmp/layer.gz")
 	config=$(blob $types.config.v1+json "$tmp/config")
 	printf '{"schemaVersion":2,"mediaType":"%s","config":%s,"layers":[%s]}' $types.manifest.v1+json "$config" "$layer" >"$tmp/manifest"
+	manifest=$(blob $types.manifest.v1+json "$tmp/manifest")
 	printf '{"schemaVersion":2,"manifests":[%s,"annotations":{"org.opencontainers.image.ref.name":"%s","io.containerd.image.name":"docker.io/library/kproxy:%s"}}]}' \
-		"$(blob $types.manifest.v1+json "$tmp/manifest" | sed 's/}$//')" "$tag" "$tag" >"$layout/index.json"
-	printf '{"imageLayoutVersion":"1.0.0"}' >"$layout/oci-layout"
+		"${manifest%\}}" "$tag" "$tag" >"$tmp/layout/index.json"
 	printf '[{"Config":"blobs/sha256/%s","RepoTags":["kproxy:%s"],"Layers":["blobs/sha256/%s"]}]' \
-		"$(sed -E 's/.*sha256:([0-9a-f]+).*/\1/' <<<"$config")" "$tag" "$(sed -E 's/.*sha256:([0-9a-f]+).*/\1/' <<<"$layer")" >"$layout/manifest.json"
-	pack "$layout" >"$out/$name.tar"
+		"$(sed -E 's/.*sha256:([0-9a-f]+).*/\1/' <<<"$config")" "$tag" "$(sed -E 's/.*sha256:([0-9a-f]+).*/\1/' <<<"$layer")" >"$tmp/layout/manifest.json"
+	pack "$tmp/layout" >"$out/$name.tar"
+	printf '%s,"platform":{"os":"linux","architecture":"%s"}}' "${manifest%\}}" "$2"
+}
+
+# images TARGET makes a target's images, and the layout of all, whose index is what a registry knows them by.
+images() {
+	local arch all=() index
+	for arch in $architectures; do all+=("$(image "$1" "$arch")"); done
+	layout
+	for arch in $architectures; do
+		tar -xf "$out/kproxy-$version-image${1:+-$1}-linux-$arch.tar" -C "$tmp/layout" ./blobs
+	done
+	printf '{"schemaVersion":2,"mediaType":"%s","manifests":[%s]}' $types.index.v1+json "$(IFS=,; echo "${all[*]}")" >"$tmp/index"
+	index=$(blob $types.index.v1+json "$tmp/index")
+	printf '{"schemaVersion":2,"manifests":[%s,"annotations":{"org.opencontainers.image.ref.name":"%s"}}]}' "${index%\}}" "$version${1:+-$1}" >"$tmp/layout/index.json"
+	pack "$tmp/layout" >"$out/kproxy-$version-image${1:+-$1}.tar"
+	sed -E 's/.*(sha256:[0-9a-f]+).*/\1/' <<<"$index" >"$tmp/digest${1:+-$1}"
 }
 
 rm -rf "$out"
 mkdir -p "$out"
 binaries
 plugin
+images ""
+images nftables
 chart
-image ""
-image nftables
-(cd "$out" && sha256sum kproxy* kubectl-* >SHA256SUMS)
+if [[ -n $image ]]; then manifests; fi
+notes
+(cd "$out" && sha256sum kproxy* kubectl-* NOTES.md >SHA256SUMS)
 ls -l "$out"

@@ -5,8 +5,12 @@
 # deploy/Dockerfile and a part of the test of deploy/.
 #
 # Usage: rootfs.sh DIRECTORY [nftables]   # nftables: without programs, for mode nftables alone
+#
+# KPROXY_ARCH is another processor than this machine's.
 set -eu
 root=$1
+here=$(dpkg --print-architecture)
+arch=${KPROXY_ARCH:-$here}
 
 # What a container runtime mounts over, since it can't make it in a read-only root.
 mkdir -p "$root/proc" "$root/sys" "$root/dev" "$root/run/kproxy" "$root/tmp" "$root/var/run" "$root/var/lib/kproxy" \
@@ -27,7 +31,19 @@ packages="iptables ipset netbase libc6 libip4tc2 libip6tc2 libxtables12 libnftnl
 debs=$(mktemp -d)
 trap 'rm -rf "$debs"' EXIT
 # shellcheck disable=SC2086 # a list of words
-(cd "$debs" && apt-get -q -o APT::Sandbox::User=root download $packages)
+if [ "$arch" = "$here" ]; then
+	(cd "$debs" && apt-get -q -o APT::Sandbox::User=root download $packages)
+else # by lists of its own, so that this machine's packages stay as they are
+	lists=$(mktemp -d)
+	trap 'rm -rf "$debs" "$lists"' EXIT
+	mkdir -p "$lists/lists/partial" "$lists/cache/archives/partial"
+	apt() {
+		apt-get -q -o APT::Sandbox::User=root -o APT::Architecture="$arch" -o APT::Architectures="$arch" \
+			-o Dir::State::lists="$lists/lists" -o Dir::State::status=/dev/null -o Dir::Cache="$lists/cache" "$@"
+	}
+	apt update
+	(cd "$debs" && apt download $packages)
+fi
 
 # What scanners of images look for: a file for each package, and which Debian it is.
 mkdir -p "$root/var/lib/dpkg/status.d" "$root/etc"
@@ -53,7 +69,11 @@ for name in iptables iptables-save iptables-restore ip6tables ip6tables-save ip6
 	ln -sf xtables-nft-multi "$root/usr/sbin/$name"
 done
 
-# Whatever is missing shows here, and not on a node.
+# Whatever is missing shows here, and not on a node; another processor's programs may not run here.
+if [ "$arch" != "$here" ]; then
+	for program in xtables-nft-multi xtables-legacy-multi ipset; do test -s "$root/usr/sbin/$program"; done
+	exit 0
+fi
 for program in iptables ip6tables iptables-nft ip6tables-nft iptables-legacy ip6tables-legacy iptables-nft-save \
 	iptables-nft-restore iptables-legacy-save iptables-legacy-restore; do
 	chroot "$root" "/usr/sbin/$program" --version

@@ -3,7 +3,7 @@
 # needs. Fast when all is there; otherwise it installs Debian's packages, and Go
 # (test/go.sh), for which it has to be root.
 #
-# Usage: test/setup.sh build|run|vm|bench|conformance|test
+# Usage: test/setup.sh build|run|vm|bench|arm64|conformance|test
 set -euo pipefail
 cd "$(dirname "$0")/.."
 PATH=$PATH:/usr/local/go/bin:/usr/local/sbin:/usr/sbin:/sbin
@@ -17,6 +17,7 @@ test=(conntrack=conntrack socat=socat ping=iputils-ping ps=procps curl=curl git=
 # What kproxy is measured beside.
 bench=(haproxy=haproxy nginx=nginx /usr/lib/nginx/modules/ngx_stream_module.so=libnginx-mod-stream)
 # What nodes of a cluster run, and what upstream's tests run in their pods.
+arm64=(qemu-aarch64-static=qemu-user-static)
 conformance=(runc=runc /usr/lib/cni/bridge=containernetworking-plugins conntrack=conntrack busybox=busybox-static gcc=gcc /usr/include/stdlib.h=libc6-dev
 	curl=curl wget=wget nc.openbsd=netcat-openbsd iperf=iperf dig=bind9-dnsutils host=bind9-host nsenter=util-linux git=git)
 # The VM runs this machine's programs, so it takes a machine of its own kind.
@@ -30,11 +31,12 @@ case "${1:-}" in
 build) needs=("${build[@]}") ;;
 run) needs=("${run[@]}") ;;
 vm) needs=("${run[@]}" "${vm[@]}") ;;
+arm64) needs=("${arm64[@]}") ;;
 bench) needs=("${run[@]}" "${bench[@]}") ;;
 conformance) needs=("${run[@]}" "${conformance[@]}") ;;
 test) needs=("${run[@]}" "${test[@]}" "${bench[@]}" "${vm[@]}" "${conformance[@]}") ;;
 *)
-	echo "usage: test/setup.sh build|run|vm|bench|conformance|test" >&2
+	echo "usage: test/setup.sh build|run|vm|bench|arm64|conformance|test" >&2
 	exit 2
 	;;
 esac

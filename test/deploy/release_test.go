@@ -2,17 +2,20 @@ package deploy
 
 import (
 	"bytes"
+	"compress/gzip"
 	"crypto/sha256"
 	"debug/buildinfo"
 	"debug/elf"
 	"encoding/hex"
 	"encoding/json"
 	"fmt"
+	"io"
 	"maps"
 	"os"
 	"os/exec"
 	"path"
 	"path/filepath"
+	"regexp"
 	"runtime"
 	"slices"
 	"strings"
@@ -37,8 +40,13 @@ func TestRelease(t *testing.T) {
 	}
 	// For another machine, kproxy is built beside the tests (test/run.sh): that takes minutes.
 	t.Setenv("KPROXY_ARCHITECTURES", runtime.GOARCH)
-	t.Setenv("KPROXY_ROOTFS", rootfs)
+	roots := t.TempDir()
+	if err := os.Symlink(rootfs, roots+"/"+runtime.GOARCH); err != nil {
+		t.Fatal(err)
+	}
+	t.Setenv("KPROXY_ROOTFS", roots)
 	t.Setenv("VERSION", "v0.0.0-test")
+	t.Setenv("IMAGE", "registry.example/kproxy")
 	dir := t.TempDir()
 	var sums [2][]byte
 	for i := range sums {
@@ -65,8 +73,62 @@ func TestRelease(t *testing.T) {
 		!strings.Contains(out, "version: 0.0.0-test\nappVersion: \"v0.0.0-test\"\n") || !strings.Contains(out, "kind: DaemonSet") {
 		t.Errorf("the chart isn't this release's: %v\n%s", err, out)
 	}
+	checkNames(t, dir)
 	checkImage(t, dir+"/kproxy-v0.0.0-test-image-linux-"+runtime.GOARCH, "iptables")
 	checkImage(t, dir+"/kproxy-v0.0.0-test-image-nftables-linux-"+runtime.GOARCH)
+}
+
+// checkNames: what is applied names the image by the digest by which the registry will know it: that of the index that is pushed,
+// which leads to the image of each processor.
+func checkNames(t *testing.T, dir string) {
+	t.Helper()
+	var digests []string
+	for _, suffix := range []string{"", "-nftables"} {
+		layout := t.TempDir()
+		if err := run("tar", "-xf", dir+"/kproxy-v0.0.0-test-image"+suffix+".tar", "-C", layout); err != nil {
+			t.Fatal(err)
+		}
+		var top, index struct{ Manifests []descriptor }
+		readJSON(t, layout+"/index.json", &top)
+		readJSON(t, blobOf(t, layout, top.Manifests[0]), &index)
+		digests = append(digests, top.Manifests[0].Digest)
+		for _, m := range index.Manifests {
+			if m.Platform != (platform{"linux", runtime.GOARCH}) || len(index.Manifests) != 1 {
+				t.Errorf("the index is %+v", index)
+			}
+			blobOf(t, layout, m)
+		}
+	}
+	want := "registry.example/kproxy@" + digests[0]
+	files, err := filepath.Glob(dir + "/kproxy-*.yaml")
+	if err != nil || len(files) != 3 { // kubeadm, trial and of the folder itself
+		t.Errorf("manifests: %q, %v", files, err)
+	}
+	for _, name := range files {
+		text, err := os.ReadFile(name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		images := imageLine.FindAllStringSubmatch(string(text), -1)
+		if len(images) < 2 || !strings.Contains(string(text), "kind: DaemonSet") || slices.ContainsFunc(images, func(m []string) bool { return m[1] != want }) {
+			t.Errorf("%s names the images %q, want %s", name, images, want)
+		}
+	}
+	if out, err := command(dir, "tar", "-xzOf", "kproxy-chart-v0.0.0-test.tgz", "kproxy/values.yaml"); err != nil ||
+		!strings.Contains(out, "  repository: registry.example/kproxy\n") || !strings.Contains(out, "  digest: "+digests[0]+"\n") {
+		t.Errorf("the chart names another image: %v\n%s", err, out)
+	}
+	if text, err := os.ReadFile(dir + "/NOTES.md"); err != nil || !bytes.Contains(text, []byte("### Forwarding")) || bytes.Contains(text, []byte("## Unreleased")) {
+		t.Errorf("the notes are %.200q, %v", text, err)
+	}
+}
+
+var imageLine = regexp.MustCompile(`(?m)^\s+image: (.*)$`)
+
+// platform is an image's in an index.
+type platform struct {
+	OS           string `json:"os"`
+	Architecture string `json:"architecture"`
 }
 
 // command runs a program in a directory and returns all it printed.
@@ -154,6 +216,25 @@ func checkPlugin(t *testing.T, dir, binary string) {
 	}
 }
 
+// unzipped returns the digest of what a layer is of.
+func unzipped(t *testing.T, layer string) string {
+	t.Helper()
+	f, err := os.Open(layer)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	z, err := gzip.NewReader(f)
+	if err != nil {
+		t.Fatal(err)
+	}
+	h := sha256.New()
+	if _, err := io.Copy(h, z); err != nil {
+		t.Fatal(err)
+	}
+	return "sha256:" + hex.EncodeToString(h.Sum(nil))
+}
+
 // components are the package URLs in a bill of materials.
 func components(t *testing.T, name string) (out []string) {
 	t.Helper()
@@ -187,8 +268,23 @@ func readJSON(t *testing.T, name string, into any) {
 
 // descriptor refers to a blob of an OCI layout.
 type descriptor struct {
-	Digest string `json:"digest"`
-	Size   int64  `json:"size"`
+	Digest   string   `json:"digest"`
+	Size     int64    `json:"size"`
+	Platform platform `json:"platform"` // in an index
+}
+
+// blobOf returns the file that a descriptor refers to, which has to be what it says.
+func blobOf(t *testing.T, layout string, d descriptor) string {
+	t.Helper()
+	path := filepath.Join(layout, "blobs", strings.ReplaceAll(d.Digest, ":", "/"))
+	content, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if sum := sha256.Sum256(content); int64(len(content)) != d.Size || "sha256:"+hex.EncodeToString(sum[:]) != d.Digest {
+		t.Errorf("blob %+v has %d bytes, or another digest", d, len(content))
+	}
+	return path
 }
 
 // checkImage follows the image's tar as a container runtime does, and runs what is in its
@@ -199,18 +295,7 @@ func checkImage(t *testing.T, name string, programs ...string) {
 	if err := run("tar", "-xf", name+".tar", "-C", layout); err != nil {
 		t.Fatal(err)
 	}
-	blob := func(d descriptor) string {
-		t.Helper()
-		path := filepath.Join(layout, "blobs", strings.ReplaceAll(d.Digest, ":", "/"))
-		content, err := os.ReadFile(path)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if sum := sha256.Sum256(content); int64(len(content)) != d.Size || "sha256:"+hex.EncodeToString(sum[:]) != d.Digest {
-			t.Errorf("blob %+v has %d bytes, or another digest", d, len(content))
-		}
-		return path
-	}
+	blob := func(d descriptor) string { return blobOf(t, layout, d) }
 	var index struct{ Manifests []descriptor }
 	readJSON(t, layout+"/index.json", &index)
 	var manifest struct {
@@ -231,7 +316,7 @@ func checkImage(t *testing.T, name string, programs ...string) {
 	}
 	readJSON(t, layout+"/manifest.json", &docker)
 	layer := blob(manifest.Layers[0])
-	if image.RootFS.DiffIDs[0] != manifest.Layers[0].Digest || filepath.Join(layout, docker[0].Layers[0]) != layer || filepath.Join(layout, docker[0].Config) != blob(manifest.Config) {
+	if image.RootFS.DiffIDs[0] != unzipped(t, layer) || filepath.Join(layout, docker[0].Layers[0]) != layer || filepath.Join(layout, docker[0].Config) != blob(manifest.Config) {
 		t.Errorf("the manifests differ: %+v, %+v, %+v", image, manifest, docker)
 	}
 	for keyword, want := range map[string]any{"ENTRYPOINT ": image.Config.Entrypoint, "CMD ": image.Config.Cmd} {

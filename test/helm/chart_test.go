@@ -26,6 +26,7 @@ import (
 )
 
 const (
+	digest = "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"
 	deploy = "../../deploy"
 	folder = deploy + "/helm/kproxy"
 )
@@ -131,6 +132,8 @@ func TestSame(t *testing.T) {
 		{"all", "{mode: nftables, existingConfigMap: kube-proxy, metricsOnNode: true, nodeSelector: {kproxy.dev/proxy: kproxy}}",
 			"components: [../components/kubeadm, ../components/mode-nftables, ../components/metrics, ../components/chosen-nodes]"},
 		{"image", "image: {repository: registry.example/kproxy, tag: v1}", "images: [{name: kproxy, newName: registry.example/kproxy, newTag: v1}]"},
+		{"image by its digest", "{image: {repository: registry.example/kproxy, tag: v1, digest: sha256:" + digest + "}, ui: true}",
+			"components: [../components/ui]\nimages: [{name: kproxy, newName: registry.example/kproxy, digest: sha256:" + digest + "}]"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			want := kustomized(t, tc.kustomization)

@@ -11,3 +11,10 @@
 ---
 {{ toYaml .object }}
 {{- end }}
+
+{{/* The image by its digest, else by its tag. */}}
+{{- define "kproxy.image" -}}
+{{- with .Values.image }}
+{{- if .digest }}{{ .repository }}@{{ .digest }}{{ else }}{{ .repository }}:{{ .tag | default $.Chart.AppVersion }}{{ end }}
+{{- end }}
+{{- end }}

@@ -1,0 +1,122 @@
+package deploy
+
+import (
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+
+	"sigs.k8s.io/yaml"
+)
+
+// bootstrap is what a container needs before it can run make.
+const bootstrap = "apt-get update -q && apt-get install -q -y ca-certificates curl git make"
+
+// TestWorkflows: what GitHub runs is what make runs anywhere: every command is a target of the Makefile. A release is tested
+// before it is made, and published last.
+func TestWorkflows(t *testing.T) {
+	makefile, err := os.ReadFile(root + "/Makefile")
+	if err != nil {
+		t.Fatal(err)
+	}
+	files, err := filepath.Glob(root + "/.github/workflows/*.yml")
+	if err != nil || len(files) < 2 {
+		t.Fatalf("workflows: %q, %v", files, err)
+	}
+	ran := map[string][]string{}
+	for _, name := range files {
+		text, err := os.ReadFile(name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var w struct {
+			Jobs map[string]struct {
+				Steps []struct{ Run, Uses string }
+			}
+		}
+		if err := yaml.Unmarshal(text, &w); err != nil {
+			t.Fatalf("%s: %v", name, err)
+		}
+		for _, job := range w.Jobs {
+			for _, step := range job.Steps {
+				if (step.Run == "") == (step.Uses == "") {
+					t.Errorf("%s: a step that runs %q and uses %q", name, step.Run, step.Uses)
+				}
+				if step.Run == "" || step.Run == bootstrap {
+					continue
+				}
+				target, ok := strings.CutPrefix(step.Run, "make ")
+				if !ok || !regexp.MustCompile(`(?m)^`+regexp.QuoteMeta(target)+`: .*##`).Match(makefile) {
+					t.Errorf("%s runs %q, which is no target of the Makefile", name, step.Run)
+				}
+				ran[filepath.Base(name)] = append(ran[filepath.Base(name)], target)
+			}
+		}
+	}
+	if !slices.Equal(ran["release.yml"], []string{"test", "release", "publish"}) || !slices.Contains(ran["check.yml"], "test") || !slices.Contains(ran["check.yml"], "check") {
+		t.Errorf("they run %q", ran)
+	}
+}
+
+// TestIssueForms: whoever reports a problem is asked for the bug report, and no form is one that GitHub can't read.
+func TestIssueForms(t *testing.T) {
+	files, err := filepath.Glob(root + "/.github/ISSUE_TEMPLATE/*.yml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	required := map[string]bool{}
+	for _, name := range files {
+		if filepath.Base(name) == "config.yml" {
+			continue
+		}
+		text, err := os.ReadFile(name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var form struct {
+			Name        string `json:"name"`
+			Description string `json:"description"`
+			Body        []struct {
+				Type        string          `json:"type"`
+				ID          string          `json:"id"`
+				Attributes  map[string]any  `json:"attributes"`
+				Validations map[string]bool `json:"validations"`
+			} `json:"body"`
+		}
+		if err := yaml.UnmarshalStrict(text, &form); err != nil || form.Name == "" || form.Description == "" || len(form.Body) == 0 {
+			t.Errorf("%s: %v: %+v", name, err, form)
+		}
+		for _, field := range form.Body {
+			if field.Type != "markdown" && field.Attributes["label"] == nil {
+				t.Errorf("%s: %s has no label", name, field.ID)
+			}
+			required[field.ID] = field.Validations["required"]
+		}
+	}
+	if !required["bugreport"] {
+		t.Errorf("no form requires a bug report: %v", required)
+	}
+}
+
+// TestSourcesNameNoRegistry: the image in deploy/ is the one that make image makes. A registry that has one is for a release to name.
+func TestSourcesNameNoRegistry(t *testing.T) {
+	named := regexp.MustCompile(`(?m)^\s*(?:image|newName|repository): *([^{\s].*)$`)
+	found := 0
+	err := filepath.WalkDir(folder, func(path string, _ os.DirEntry, err error) error {
+		if err != nil || filepath.Ext(path) != ".yaml" {
+			return err
+		}
+		text, err := os.ReadFile(path)
+		for _, m := range named.FindAllStringSubmatch(string(text), -1) {
+			if found++; m[1] != "kproxy" {
+				t.Errorf("%s names the image %s", path, m[1])
+			}
+		}
+		return err
+	})
+	if err != nil || found < 6 {
+		t.Errorf("%d images found: %v", found, err)
+	}
+}
