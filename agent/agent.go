@@ -5,7 +5,8 @@
 // membership of the redirect sets, conntrack. The slow loop (the programmer)
 // brings the data planes of the kernel to the latest plan, however long
 // the tables take, and reports what is programmed back to the fast loop. While
-// it works, the services it changes are served in userspace.
+// it works, the services it changes are served in userspace. Where the kernel changes both in one transaction, the fast
+// loop does so, and the slow one has the first rules to write, and what was damaged or refused.
 //
 // The heartbeat keeps the alive sets filled for as long as the
 // forwarder proves that it serves.
@@ -473,7 +474,7 @@ func (a *Agent) drain() error {
 		}
 		a.repair.redirectAll(nil, a.cfg.DrainTimeout)
 		if was := a.yielded.Load(); was != nil { // what the next kproxy finds in the kernel it leaves there
-			if _, err := a.steering.Follow(ctx, was, plan.Between(a.current.Load(), was)); err != nil {
+			if err := a.steering.Follow(ctx, was, plan.Between(a.current.Load(), was)).Err; err != nil {
 				a.log.Warn("the next kproxy takes services for offloaded that aren't", "error", err)
 			}
 		}

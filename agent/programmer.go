@@ -34,7 +34,9 @@ type programmer struct {
 	// ruled is told by which policy the kernel's rules are, nil for not known; may be nil.
 	ruled func(*plan.Policy)
 
-	passing turn          // of what changes the kernel
+	passing turn          // of what changes the kernel; also the fast loop's where the plane is atomic
+	atomic  bool          // see plan.Abilities: Follow does what is to be done, while in step
+	inStep  bool          // the kernel holds the plan's rules but those that failed; under passing
 	wake    chan struct{} // 1 slot: triggers coalesce
 	steered chan struct{} // closed once the rules that lead to userspace are in the kernel
 
@@ -89,22 +91,54 @@ func (g *programmer) adopt(p *plan.Plan) {
 	g.programmed = g.plane.Programmed()
 }
 
-// program hands over a plan, to which d leads from the one before. The fast loop
+// program hands over a plan, to which d leads from the one before, and what following it did. The fast loop
 // calls it after the redirect sets follow the plan, so no service uses rules that are
-// about to change. From now on until a pass has ended that wrote what the last plan
+// about to change. Unless they were written with the sets, from now on until a pass has ended that wrote what the last plan
 // wants, those rules don't count as there: a service that changes there and back
 // meanwhile would else be led to them while they are another plan's.
-func (g *programmer) program(p *plan.Plan, d plan.Delta) {
+func (g *programmer) program(p *plan.Plan, d plan.Delta, followed *kernel.Result) {
 	g.mu.Lock()
 	g.takeDone()
 	g.latest, g.pending = p, g.pending.Then(d)
+	if followed.Holds != nil {
+		g.plan, g.was, g.pending = p, p, plan.Delta{}
+	}
 	g.mu.Unlock()
 	for _, c := range d.Changes {
-		if c.Is == nil || g.programmed[c.Key()] != c.Is.KernelHash {
+		if c.Is != nil && c.Is.KernelHash != 0 && followed.Holds != nil {
+			g.programmed[c.Key()] = c.Is.KernelHash
+		} else if c.Is == nil || g.programmed[c.Key()] != c.Is.KernelHash {
 			delete(g.programmed, c.Key())
 		}
 	}
-	g.kick()
+	if followed.Holds == nil {
+		g.kick()
+	} else if g.ruled != nil {
+		g.ruled(&p.Policy)
+	}
+}
+
+// stumbled notes that a plan, to which d leads, wasn't followed, and reports whether one may be that needs
+// no rules at once.
+func (g *programmer) stumbled(d plan.Delta) bool {
+	was := g.inStep
+	g.inStep, g.exact = false, false
+	for _, c := range d.Changes {
+		if was && c.Rules() {
+			delete(g.programmed, c.Key())
+			g.dirty[c.Key()] = true
+		}
+	}
+	return was
+}
+
+// did tells what was done to the kernel since a moment.
+func (g *programmer) did(r *kernel.Result, since time.Time) {
+	took := time.Since(since)
+	g.figures.synced(r, took)
+	if r.OK() && r.Tried {
+		g.log.Debug("programmed the kernel", "chains", r.Applied.Chains, "rules", r.Applied.Rules, "entries", r.Applied.Entries, "virtual servers", r.Applied.Virtuals, "took", took)
+	}
 }
 
 // observed returns the KernelHash of the rules that the kernel holds, by service
@@ -226,15 +260,16 @@ func (g *programmer) run(ctx context.Context, damaged <-chan error) error {
 		case <-retry.C:
 			due, retrying = time.Time{}, true
 		}
-		// A retry is for what was wanted, and plans come after it, or it would never come where they come all the time: what
-		// was refused is sure to be tried again only where nothing else is wanted (see [kernel.Plane]).
-		if !retrying {
-			if known, changed := g.render(); !known || !changed && !repair {
-				continue // no plan brings the retry forward that wants nothing else than what failed
-			}
-		}
 		if !g.passing.enter(ctx) {
 			return nil
+		}
+		// A retry is for what was wanted, and plans come after it, or it would never come where they come all the time: what
+		// was refused is sure to be tried again only where nothing else is wanted (see [kernel.Plane]).
+		if !retrying || g.atomic {
+			if known, changed := g.render(); !known || !changed && !repair && !retrying {
+				g.passing.leave()
+				continue // no plan brings the retry forward that wants nothing else than what failed
+			}
 		}
 		start := time.Now()
 		full, err := g.pass(ctx)
@@ -276,7 +311,8 @@ func (g *programmer) render() (known, changed bool) {
 func (g *programmer) pass(ctx context.Context) (full bool, err error) {
 	start := time.Now()
 	r := g.plane.Sync(ctx, g.steeringReady)
-	g.figures.synced(&r, time.Since(start))
+	g.did(&r, start)
+	g.inStep = g.atomic && r.Err == nil
 	g.exact = g.exact && !r.Steered
 	if r.Tried {
 		g.drains.soon()
@@ -300,7 +336,6 @@ func (g *programmer) pass(ctx context.Context) (full bool, err error) {
 		d.Full = d.Full || r.Full || !g.exact
 		if r.Tried {
 			defer g.applied(was, d)
-			g.log.Debug("programmed the kernel", "chains", r.Applied.Chains, "rules", r.Applied.Rules, "entries", r.Applied.Entries, "virtual servers", r.Applied.Virtuals, "took", time.Since(start))
 		}
 		return r.Full, g.finish(g.wroteAll(), nil, nil)
 	case !r.Tried:

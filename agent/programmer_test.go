@@ -145,7 +145,7 @@ func (m *modelHost) program(p *plan.Plan) {
 		d.Full = m.given == nil
 	}
 	m.given = p
-	m.programmer.program(p, d)
+	m.programmer.program(p, d, &kernel.Result{})
 }
 
 // pass hands over a plan and programs it.

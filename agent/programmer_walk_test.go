@@ -104,7 +104,7 @@ func (w *programmerWalk) hand() {
 	for _, s := range p.Services {
 		w.counts[s.Port.Key] = counts(programmed, s)
 	}
-	w.programmer.program(p, d)
+	w.programmer.program(p, d, &kernel.Result{})
 }
 
 func counts(programmed map[service.Key]uint64, s *plan.Service) bool {

@@ -9,7 +9,6 @@ import (
 	"sync"
 	"time"
 
-	"kproxy.dev/kproxy/kernel"
 	"kproxy.dev/kproxy/plan"
 	"kproxy.dev/kproxy/service"
 )
@@ -118,6 +117,12 @@ func (a *Agent) kick() {
 // knows a service before it is redirected connections, and forgets it after
 // redirecting stopped; a service leaves the kernel rules before they change.
 func (a *Agent) pass(ctx context.Context) (*plan.Plan, error) {
+	if a.programmer.atomic {
+		if !a.programmer.passing.enter(ctx) {
+			return nil, ctx.Err()
+		}
+		defer a.programmer.passing.leave()
+	}
 	start := time.Now()
 	a.sync.begun(start)
 	triggers := a.triggers() // before Latest, which has at least what they led to
@@ -134,11 +139,15 @@ func (a *Agent) pass(ctx context.Context) (*plan.Plan, error) {
 	a.uncommitted = true
 	a.moveAffinity(old, p, d)
 	a.repair.follow(p, d)
-	entries, err := a.steering.Follow(ctx, p, d)
-	a.figures.wrote(kernel.Applied{Entries: entries})
-	if err != nil {
+	following := time.Now()
+	r := a.steering.Follow(ctx, p, d)
+	a.programmer.did(&r, following)
+	if r.Err != nil {
 		a.repairing = true
-		return p, a.sync.failed(fmt.Errorf("update the redirect sets: %w", err))
+		if a.programmer.stumbled(d) {
+			a.kick()
+		}
+		return p, a.sync.failed(fmt.Errorf("update the redirect sets: %w", r.Err))
 	}
 	a.commit(p, d)
 	a.dirty, a.healthRevision = map[service.Key]bool{}, in.Health.Revision
@@ -151,7 +160,7 @@ func (a *Agent) pass(ctx context.Context) (*plan.Plan, error) {
 	a.followPassive(d)
 	a.healths.follow(p, d, healthAddresses(&p.Policy))
 	a.adopted = nil // only the first plan asks: a service that comes later is new
-	a.programmer.program(p, d)
+	a.programmer.program(p, d, &r)
 	a.staleFlows.follow(old, d)
 	if a.repairing { // not before: until now flows may have begun without them
 		a.repairing = false
@@ -204,7 +213,7 @@ func (a *Agent) inputs(now time.Time, old *plan.Plan, snapshot *service.Snapshot
 	in := plan.Inputs{
 		Now: now, Snapshot: snapshot, Health: a.prober.View(), Ejected: a.ejections(old), Caps: a.capsNow(now), Policy: a.policyNow(),
 		Observed: plan.Observed{
-			Carried: a.carried.total, Programmed: programmed, Adopted: a.adopted,
+			Carried: a.carried.total, Programmed: programmed, InStep: a.programmer.inStep, Adopted: a.adopted,
 		},
 		Failed: failed, Pins: a.pins.get(a.dirty),
 	}

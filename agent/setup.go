@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"net/netip"
 	"runtime"
+	"slices"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -170,6 +171,7 @@ func (a *Agent) openKernel(settings kernel.Settings) error {
 		log: a.log, plan: a.current.Load, stale: a.deleteStale, halfOpen: a.deleteHalfOpen, cleaned: a.figures.cleaned, wake: make(chan struct{}, 1),
 	}
 	a.programmer = newProgrammer(plane, a.log, a.kick, a.staleFlows.written)
+	a.programmer.atomic = !slices.ContainsFunc(a.caps.Planes, func(p plan.Abilities) bool { return !p.Atomic })
 	a.programmer.figures, a.programmer.displace, a.programmer.ruled = &a.figures, a.displace, a.userspace.Ruled
 	a.arrivals.every = min(arrivalsEvery, 10*a.cfg.AliveTimeout)
 	a.heart = heartbeat{timeout: a.cfg.AliveTimeout, start: a.programmer.steered, retired: make(chan struct{}), expired: make(chan struct{}),

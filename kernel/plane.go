@@ -97,8 +97,10 @@ type Section struct {
 type Steering interface {
 	// Follow makes them what p wants, to which d leads from the plan that was followed
 	// last. New ones are added before old ones are deleted, so that no service is in no
-	// data plane at all. It returns how many entries were written.
-	Follow(ctx context.Context, p *plan.Plan, d plan.Delta) (entries int, err error)
+	// data plane at all. Where data planes are [plan.Abilities.Atomic], it isn't called while the
+	// Plane works; if the kernel holds all of the last plan, it writes the rules of services in the same transaction,
+	// and its Result has Holds: nothing is left for a Sync.
+	Follow(ctx context.Context, p *plan.Plan, d plan.Delta) Result
 	// Damage says how the kernel's memberships differ from what was followed; empty if
 	// they don't. After damage, or an error, the next Follow reads them back and mends them.
 	Damage() (string, error)
@@ -209,7 +211,7 @@ type Renderer interface {
 	Fresh(p *plan.Plan) Ruleset
 }
 
-// Result says what a Sync did.
+// Result says what a Sync did, or a Follow.
 type Result struct {
 	Err    error
 	Failed map[service.Key]error // service ports whose rules could not be written, with why

@@ -46,6 +46,9 @@ type Abilities struct {
 	// DestinationNAT: a rule rewrites the destinations of its connections, as conntrack
 	// sees them.
 	DestinationNAT bool
+	// Atomic: its rules change in the transaction that changes who carries services, so that
+	// userspace needn't stand in for it.
+	Atomic bool
 }
 
 // same reports whether both say the same of services.

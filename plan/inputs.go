@@ -138,6 +138,9 @@ type Observed struct {
 	// Programmed is the KernelHash of the rules that are in the kernel now, service
 	// port by service port. Rules that may be changing aren't there.
 	Programmed map[service.Key]uint64
+	// InStep: the kernel holds all rules of the last plan, but those that failed. Those of the next come with
+	// it, where a data plane is [Abilities.Atomic].
+	InStep bool
 	// Adopted are service ports found offloaded when kproxy started; they stay so.
 	Adopted map[service.Key]bool
 }

@@ -193,8 +193,12 @@ func (c *computation) recallFlapping(s *Service, f *facts, m *memory) {
 	m.waitCause, m.waitReason = CauseFlapping, flapText(endpoints[fam], changes[fam], m.backoff)
 }
 
-// programmed reports whether the kernel holds the rules that s needs now.
+// programmed reports whether the kernel holds the rules that s needs now, or will when the plan is followed.
 func (c *computation) programmed(s *Service) bool {
+	if c.in.Observed.InStep && c.kernel.any(func(a *Abilities) bool { return a.Plane == s.Kernel && a.Atomic }) {
+		f, failed := c.in.Failed[s.Port.Key]
+		return !failed || f.Hash != s.KernelHash
+	}
 	h, ok := c.in.Observed.Programmed[s.Port.Key]
 	return ok && h == s.KernelHash
 }

@@ -262,6 +262,17 @@ func TestTimelines(t *testing.T) {
 
 func program0(*world) {}
 
+// atomic has every data plane change its rules with what steers to it.
+func atomic(w *world) {
+	w.in.Caps.Planes = slices.Clone(w.in.Caps.Planes)
+	for i := range w.in.Caps.Planes {
+		w.in.Caps.Planes[i].Atomic = true
+	}
+}
+
+// inStep says whether the kernel holds all of the last plan.
+func inStep(is bool) func(*world) { return func(w *world) { w.in.Observed.InStep = is } }
+
 func down(address string) func(*world) {
 	return func(w *world) { w.health("a", address, health.Down, w.in.Now, w.in.Now) }
 }
@@ -339,6 +350,20 @@ var causeTimelines = map[string][]causeMoment{
 		{at: 2, do: setTo("10.0.0.1 n1 ready"), cause: CauseUpdating, move: CatchUp},
 		{at: 3, do: program, cause: CausePinned, move: CatchUp},
 	},
+	"atomic": {
+		{do: do(carry(1), atomic, inStep(true)), cause: CauseUnsteady},
+		{at: 10, cause: CauseQualified, move: Offload},
+		{at: 20, do: setTo("10.0.0.1 n1 ready"), cause: CauseQualified},
+		{at: 21, do: failNow, cause: CauseRulesFailed, move: Recall},
+	},
+	"atomic, pinned": {{do: do(pinTo(service.PreferKernel), atomic, inStep(true)), cause: CausePinned}},
+	"atomic, but out of step": {
+		{do: do(carry(1), atomic, inStep(true)), cause: CauseUnsteady},
+		{at: 10, cause: CauseQualified, move: Offload},
+		{at: 20, do: do(setTo("10.0.0.1 n1 ready"), inStep(false)), cause: CauseUpdating, move: CatchUp},
+		{at: 21, do: do(program, inStep(true)), cause: CauseQualified, move: CatchUp},
+	},
+	"in step, but not atomic": {{do: do(pinTo(service.PreferKernel), program0, inStep(true)), cause: CauseWriting}},
 	"no endpoint": then(
 		causeMoment{at: 20, do: setTo(), cause: CauseNoEndpoint},
 		causeMoment{at: 21, do: setTo("10.0.0.1 n2"), cause: CauseNotReady},

@@ -11,6 +11,6 @@ func Abilities(host plan.Capability) plan.Abilities {
 		Plane: plan.NFTables, Title: "nftables", Host: host,
 		Algorithms:   map[service.Algorithm]string{service.RoundRobin: "", service.WeightedRoundRobin: "", service.Random: "", service.SourceHash: ""},
 		Otherwise:    "random choice",
-		TellsClients: true, DestinationNAT: true,
+		TellsClients: true, DestinationNAT: true, Atomic: true,
 	}
 }

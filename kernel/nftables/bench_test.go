@@ -22,14 +22,14 @@ func BenchmarkWrite(b *testing.B) {
 		for b.Loop() {
 			b.StopTimer()
 			exec.Command("nft", "flush", "ruleset").Run()
-			t, s, err := nftables.Open(options(), &routing)
+			t, err := nftables.Open(options(), &routing)
 			if err != nil {
 				b.Fatal(err)
 			}
 			b.StartTimer()
 			begin := time.Now()
-			if _, err := s.Follow(b.Context(), p, plan.Between(nil, p)); err != nil {
-				b.Fatal(err)
+			if r := t.Follow(b.Context(), p, plan.Between(nil, p)); r.Err != nil {
+				b.Fatal(r.Err)
 			}
 			followed := time.Since(begin)
 			t.Want(p, plan.Between(nil, p))
@@ -38,17 +38,17 @@ func BenchmarkWrite(b *testing.B) {
 			}
 			b.ReportMetric(float64(followed.Milliseconds()), "ms-follow")
 			b.StopTimer()
-			s.Close()
+			nftables.Close(t)
 			b.StartTimer()
 		}
 	})
-	t, s, err := nftables.Open(options(), &routing)
+	t, err := nftables.Open(options(), &routing)
 	if err != nil {
 		b.Fatal(err)
 	}
-	defer s.Close()
-	if _, err := s.Follow(b.Context(), p, plan.Between(nil, p)); err != nil {
-		b.Fatal(err)
+	defer nftables.Close(t)
+	if r := t.Follow(b.Context(), p, plan.Between(nil, p)); r.Err != nil {
+		b.Fatal(r.Err)
 	}
 	t.Want(p, plan.Between(nil, p))
 	if r := t.Sync(b.Context(), func() {}); !r.OK() {
@@ -68,9 +68,7 @@ func BenchmarkWrite(b *testing.B) {
 				e.Address = p.Services[5000].Groups[0].Cluster[3].Address
 			}
 			is.KernelHash++
-			d := plan.Delta{Changes: []plan.Change{{Was: was, Is: is}}}
-			t.Want(p, d)
-			if r := t.Sync(b.Context(), func() {}); !r.OK() || r.Applied.Entries == 0 {
+			if r := t.Follow(b.Context(), p, plan.Delta{Changes: []plan.Change{{Was: was, Is: is}}}); !r.OK() || r.Applied.Entries == 0 {
 				b.Fatal(r)
 			}
 			was = is

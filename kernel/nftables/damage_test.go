@@ -27,10 +27,9 @@ import (
 
 // node is a node with nothing on it but the tables.
 type node struct {
-	t        *testing.T
-	plane    *nftables.Plane
-	steering *nftables.Redirects
-	was      *plan.Plan
+	t     *testing.T
+	plane *nftables.Plane
+	was   *plan.Plan
 }
 
 func newNode(t *testing.T) *node {
@@ -44,27 +43,32 @@ func newNode(t *testing.T) *node {
 func (n *node) restart() {
 	n.t.Helper()
 	if n.plane != nil {
-		n.steering.Close()
+		nftables.Close(n.plane)
 	}
 	routing := steering.DefaultRouting()
 	var err error
-	if n.plane, n.steering, err = nftables.Open(options(), &routing); err != nil {
+	if n.plane, err = nftables.Open(options(), &routing); err != nil {
 		n.t.Fatal(err)
 	}
 	nftables.SweepAtOnce(n.plane)
 	n.was = nil
 }
 
+// program has the kernel follow p, as the agent does, and returns what wrote the rules of services.
 func (n *node) program(p *plan.Plan) kernel.Result {
 	n.t.Helper()
 	d := plan.Between(n.was, p)
 	d.Full = n.was == nil
 	n.was = p
-	if _, err := n.steering.Follow(n.t.Context(), p, d); err != nil {
-		n.t.Fatal(err)
+	followed := n.plane.Follow(n.t.Context(), p, d)
+	if followed.Err != nil {
+		n.t.Fatal(followed.Err)
 	}
 	n.plane.Want(p, d)
-	return n.sync()
+	if r := n.sync(); followed.Holds == nil {
+		return r
+	}
+	return followed
 }
 
 func (n *node) sync() kernel.Result {
@@ -113,11 +117,11 @@ func TestDamageIsFoundAndMended(t *testing.T) {
 		if err != nil || len(found) == 0 {
 			t.Errorf("%s: Check says %v, %v", damage, found, err)
 		}
-		if _, err := n.steering.Damage(); err != nil {
+		if _, err := n.plane.Damage(); err != nil {
 			t.Errorf("%s: Damage says %v", damage, err)
 		}
-		if _, err := n.steering.Follow(t.Context(), p, plan.Delta{}); err != nil {
-			t.Fatal(err)
+		if r := n.plane.Follow(t.Context(), p, plan.Delta{}); r.Err != nil {
+			t.Fatal(r.Err)
 		}
 		n.sync()
 		if now := n.listing(); sorted(now) != sorted(want) {
@@ -142,7 +146,7 @@ func TestCheckAsksOnce(t *testing.T) {
 	if calls := check(); calls != 1 {
 		t.Errorf("%d requests", calls)
 	}
-	if err := n.steering.Alive(time.Hour); err != nil {
+	if err := n.plane.Alive(time.Hour); err != nil {
 		t.Fatal(err)
 	}
 	if calls := check(); calls != 1 {
@@ -175,7 +179,7 @@ func TestHeartbeatWhileElementsAreRead(t *testing.T) {
 		return interrupted{s, sync.OnceFunc(func() {
 			lists++
 			beat := make(chan error, 1)
-			go func() { beat <- n.steering.Alive(time.Hour) }()
+			go func() { beat <- n.plane.Alive(time.Hour) }()
 			select {
 			case err := <-beat:
 				if err != nil {
@@ -214,11 +218,11 @@ func TestAnotherTableInItsPlace(t *testing.T) {
 		}
 	}
 	run(t, "nft delete table ip kproxy")
-	if _, err := n.steering.Damage(); err != nil {
+	if _, err := n.plane.Damage(); err != nil {
 		t.Error(err)
 	}
-	if _, err := n.steering.Follow(t.Context(), p, plan.Delta{}); err != nil {
-		t.Fatal(err)
+	if r := n.plane.Follow(t.Context(), p, plan.Delta{}); r.Err != nil {
+		t.Fatal(r.Err)
 	}
 	n.sync()
 	if now := n.listing(); sorted(now) != sorted(want) {
@@ -410,7 +414,7 @@ func TestKeepConnectionsOfOneSocket(t *testing.T) {
 	a := netip.MustParseAddrPort
 	both := []kernel.Redirected{{Client: a("192.0.2.1:5000"), Address: a("10.96.0.1:80")}, {Client: a("192.0.2.1:5000"), Address: a("10.96.0.1:443")}}
 	for range 2 {
-		if err := n.steering.KeepConnections(time.Minute, both); err != nil {
+		if err := n.plane.KeepConnections(time.Minute, both); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -547,9 +551,9 @@ func TestADeviceThatIsRefusedStopsNothing(t *testing.T) {
 	n := newNode(t)
 	o, routing := options(), steering.DefaultRouting()
 	o.Flowtable = true
-	n.steering.Close()
+	nftables.Close(n.plane)
 	var err error
-	if n.plane, n.steering, err = nftables.Open(o, &routing); err != nil {
+	if n.plane, err = nftables.Open(o, &routing); err != nil {
 		t.Fatal(err)
 	}
 	kernel := withoutFlowtables{odd: "odd", added: map[string]bool{}}

@@ -20,7 +20,7 @@ import (
 type Driver struct {
 	host     plan.Capability
 	skipIPv6 bool
-	tables   *tables               // opened by Steering
+	plane    *Plane                // made by Steering
 	through  func(netlink) netlink // what tests put in front of the kernel; else nil
 
 	elsewhere string
@@ -172,17 +172,14 @@ func (d *Driver) routing(s kernel.Settings) *steering.Routing {
 
 // Steering implements [kernel.Driver].
 func (d *Driver) Steering(s kernel.Settings) (_ kernel.Steering, err error) {
-	if d.tables, err = openTables(families(d.skipIPv6)); err != nil {
-		return nil, err
-	}
-	return newRedirects(d.tables, d.routing(s)), nil
+	d.plane, err = Open(d.options(s), d.routing(s))
+	return d.plane, err
 }
 
-// Plane implements [kernel.Driver].
-func (d *Driver) Plane(s kernel.Settings) (kernel.Plane, error) {
-	o := d.options(s)
-	o.DropInvalid = !kernel.LiberalConntrack()
-	return newPlane(d.tables, &o, d.routing(s)), nil
+// Plane implements [kernel.Driver]: it is the steering.
+func (d *Driver) Plane(kernel.Settings) (kernel.Plane, error) {
+	d.plane.options.DropInvalid = !kernel.LiberalConntrack()
+	return d.plane, nil
 }
 
 // Render implements [kernel.Driver].
@@ -198,7 +195,7 @@ func (d *Driver) Render(p *plan.Plan, s kernel.Settings) []kernel.Section {
 // tableText prints what is programmed for p in one family: the table as nft lists it, and
 // the elements of its sets as commands of nft.
 func tableText(p *plan.Plan, o *Options, f service.Family) string {
-	scope := newScope(everything, slices.Concat(steeringSets, serviceSets)...)
+	scope := newScope(true)
 	all := scope.whole([]service.Family{f}, nil, p, nil)
 	var b strings.Builder
 	fmt.Fprintf(&b, "table %s %s {\n\tcomment %q\n", nfWord(f), Name, layout)
@@ -222,12 +219,6 @@ func tableText(p *plan.Plan, o *Options, f service.Family) string {
 		fmt.Fprintf(&b, "add element %s %s %s { %s }\n", nfWord(f), Name, e.set, bySet[e.set].textOf(&e.Element))
 	}
 	return b.String()
-}
-
-// everything adds to m what a service wants of all sets.
-func everything(m *members, s *plan.Service) {
-	m.addSteering(s)
-	m.addService(s)
 }
 
 func typesText(types []Type) string {
@@ -293,7 +284,7 @@ func (d *Driver) Diff(_ context.Context, p *plan.Plan, s kernel.Settings) (strin
 	defer t.close()
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	scope := newScope(everything, slices.Concat(steeringSets, serviceSets)...)
+	scope := newScope(true)
 	have, err := t.elements(scope.names...)
 	if err != nil {
 		return "", err

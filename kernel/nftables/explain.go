@@ -24,12 +24,11 @@ func (p *Plane) Compare(one *plan.Plan, f service.Family) (out []kernel.Mismatch
 	defer t.close()
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	scope := newScope(everything)
-	scope.begin()
+	scope := newScope(true)
 	in := fmt.Sprintf(" of table %s %s", nfWord(f), Name)
 	var want, unwanted []member
 	for _, s := range one.Services {
-		m := scope.of([]service.Family{f}, s)
+		m := scope.of([]service.Family{f}, s, true)
 		is := map[place]bool{}
 		for _, e := range m.list {
 			is[e.place()] = true

@@ -6,8 +6,11 @@ type Netlink = netlink
 // Lacking returns a driver whose kernel is what wrap returns.
 func Lacking(wrap func(Netlink) Netlink) *Driver { return &Driver{through: wrap} }
 
-// Through has p and its steering speak to the kernel through what wrap returns.
+// Through has p speak to the kernel through what wrap returns.
 func Through(p *Plane, wrap func(Netlink) Netlink) { p.tables.socket = wrap(p.tables.socket) }
+
+// Close closes p's sockets.
+func Close(p *Plane) { _ = p.tables.close() }
 
 // SweepAtOnce has p keep no chain that isn't used any more.
 func SweepAtOnce(p *Plane) { p.tables.spare = 0 }

@@ -43,7 +43,7 @@ func (n *node) step(p *plan.Plan, faults *kerneltest.Faults) {
 	d := plan.Between(n.was, p)
 	d.Full = n.was == nil
 	n.was = p
-	_, _ = n.steering.Follow(n.t.Context(), p, d)
+	n.plane.Follow(n.t.Context(), p, d)
 	n.plane.Want(p, d)
 	n.plane.Sync(n.t.Context(), func() {})
 	if faults.Died() {
@@ -189,10 +189,7 @@ func TestBadServiceFailsAlone(t *testing.T) {
 			d = plan.Delta{}
 		}
 		n.was = p
-		if _, err := n.steering.Follow(t.Context(), p, d); err != nil {
-			t.Fatal(err)
-		}
-		n.plane.Want(p, d)
+		n.follow(p, d)
 		r := n.plane.Sync(t.Context(), func() {})
 		var failed []string
 		for k, why := range r.Failed {
@@ -221,10 +218,8 @@ func TestBadServiceFailsAlone(t *testing.T) {
 	p = plane(append(good, named(1, "fine"), named(2, bad), named(3, "better"))...)
 	sync(p, false, "g-long-")
 	sync(p, true, "g-long-")
-	same, other := *p, *p
-	other.Policy.NoLocalhostNodePorts = !p.Policy.NoLocalhostNodePorts
-	if n.plane.Want(&same, plan.Delta{}) || !n.plane.Want(&other, plan.Delta{}) {
-		t.Error("a plan that wants what failed is taken for news, or one with another policy isn't")
+	if same := *p; n.plane.Want(&same, plan.Delta{}) {
+		t.Error("a plan that wants what failed is taken for news")
 	}
 	last := plane(append(good, named(1, "fine"), named(3, "better"))...)
 	sync(last, false)
@@ -234,6 +229,87 @@ func TestBadServiceFailsAlone(t *testing.T) {
 	n.program(last)
 	if diff := cmp.Diff(lines(n.listing()), lines(got)); diff != "" {
 		t.Errorf("(-from a fresh start +got):\n%s", diff)
+	}
+}
+
+// follow follows p as the agent does: after an error once more, by a plan that needs no rules at once.
+func (n *node) follow(p *plan.Plan, d plan.Delta) {
+	n.t.Helper()
+	r := n.plane.Follow(n.t.Context(), p, d)
+	if r.Err != nil {
+		r = n.plane.Follow(n.t.Context(), p, d)
+	}
+	if r.Err != nil {
+		n.t.Fatal(r.Err)
+	}
+	n.plane.Want(p, d)
+}
+
+// TestChangeIsOneTransaction: endpoints, who carries services, and chains that weren't there before.
+func TestChangeIsOneTransaction(t *testing.T) {
+	n, made := newNode(t), 0
+	nftables.KeepSpare(n.plane)
+	nftables.Through(n.plane, func(s nftables.Netlink) nftables.Netlink { return staged{s, func() {}, &made, 0} })
+	many := kerneltest.Many(4, 2)
+	kerneltest.InUserspace(many[1])
+	n.program(plane(many...))
+	for _, p := range []*plan.Plan{
+		plane(append(kerneltest.Many(2, 3), many[2], many[3])...),
+		plane(many[:3]...),
+		plane(many...),
+	} {
+		before := made
+		if r := n.program(p); r.Holds == nil || !r.Tried || made != before+1 {
+			t.Errorf("a change took %d transactions: %+v", made-before, r)
+		}
+	}
+}
+
+// TestRefusedChangeLeavesAll: a transaction that the kernel refuses, or that meets what others have changed, changes nothing.
+// The next pass brings all but what is refused, with the reason, and a later one the rest.
+func TestRefusedChangeLeavesAll(t *testing.T) {
+	was, is := kerneltest.Many(4, 2), kerneltest.Many(4, 3)
+	bad := is[2].Port.Key
+	kerneltest.InUserspace(was[0])
+	word := ""
+	for name, before := range map[string]func(){
+		"refused": func() { word = bad.String() },
+		"an element was deleted": func() {
+			run(t, "nft delete element ip kproxy services '{ "+strings.Replace(was[1].Frontends[0].Address.String(), ":", " . tcp . ", 1)+" }'")
+		},
+		"the tables were deleted":    func() { run(t, "nft flush ruleset") },
+		"a set of others was filled": func() { run(t, "nft add table ip foreign") },
+	} {
+		n := newNode(t)
+		first, second := plane(was...), plane(is...)
+		n.program(first)
+		word = ""
+		nftables.Through(n.plane, func(s nftables.Netlink) nftables.Netlink { return picky{s, &word} })
+		before()
+		list := func() string { return run(t, "nft -s list ruleset") }
+		left := list()
+		d := plan.Between(first, second)
+		r := n.plane.Follow(t.Context(), second, d)
+		if wrong := name != "a set of others was filled"; (r.Err != nil) != wrong || wrong && list() != left {
+			t.Errorf("%s: %v; of\n%s\nis left\n%s", name, r.Err, left, list())
+		}
+		n.follow(second, d)
+		r = n.plane.Sync(t.Context(), func() {})
+		programmed := n.plane.Programmed()
+		if _, there := programmed[bad]; r.Err != nil || there == (word != "") || len(r.Failed) > 0 && !errors.Is(r.Failed[bad], unix.ENOSPC) || len(programmed)+len(r.Failed) != 4 {
+			t.Errorf("%s: %v, failed %v, programmed %v", name, r.Err, r.Failed, programmed)
+		}
+		word = ""
+		if r := n.plane.Sync(t.Context(), func() {}); !r.OK() || len(n.plane.Programmed()) != 4 {
+			t.Errorf("%s: later %v, programmed %v", name, r.Err, n.plane.Programmed())
+		}
+		got := n.listing()
+		run(t, "nft flush ruleset")
+		n.restart()
+		n.program(second)
+		if diff := cmp.Diff(lines(n.listing()), lines(got)); diff != "" {
+			t.Errorf("%s (-from a fresh start +got):\n%s", name, diff)
+		}
 	}
 }
 
@@ -264,7 +340,11 @@ func TestTablesDeletedAmidAPass(t *testing.T) {
 			}}
 		})
 		run(t, "nft flush ruleset")
-		n.plane.Want(second, plan.Between(first, second))
+		d := plan.Between(first, second)
+		if r := n.plane.Follow(t.Context(), second, d); r.Err == nil {
+			t.Fatal("what changes elements of tables that aren't there succeeds")
+		}
+		n.plane.Want(second, d)
 		r := n.plane.Sync(t.Context(), func() {})
 		if r.Err != nil || len(r.Failed) > 0 {
 			t.Errorf("deleted before transactions %d and %d: %v, of services %v", at, at+2, r.Err, r.Failed)
@@ -321,7 +401,7 @@ func TestRefusedServiceIsAskedForAgain(t *testing.T) {
 		for _, s := range come {
 			d.Changes = append(d.Changes, plan.Change{Is: s})
 		}
-		n.plane.Want(is, d)
+		n.follow(is, d)
 		return n.plane.Sync(t.Context(), func() {})
 	}
 	if r := step(second, many[3:5]...); len(r.Failed) != 1 {
@@ -359,7 +439,11 @@ func TestFailuresOfTheWholeTransaction(t *testing.T) {
 		var socket nftables.Netlink
 		nftables.Through(n.plane, func(s nftables.Netlink) nftables.Netlink { socket = s; return refusing{s, errno} })
 		p := plane(kerneltest.Many(5, 2)...)
-		n.plane.Want(p, plan.Between(before, p))
+		d := plan.Between(before, p)
+		if r := n.plane.Follow(t.Context(), p, d); !errors.Is(r.Err, errno) || r.Holds != nil {
+			t.Errorf("%v: Follow says %v", errno, r.Err)
+		}
+		n.plane.Want(p, d)
 		if r := n.plane.Sync(t.Context(), func() {}); !errors.Is(r.Err, errno) || len(r.Failed) > 0 || errno == unix.EPERM && !errors.Is(r.Err, kernel.ErrPermission) {
 			t.Errorf("%v: %v, failed %v", errno, r.Err, r.Failed)
 		}

@@ -29,9 +29,8 @@ func options() nftables.Options {
 // scene is a scene whose node has the tables.
 type scene struct {
 	*kerneltest.Scene
-	plane    *nftables.Plane
-	steering *nftables.Redirects
-	was      *plan.Plan
+	plane *nftables.Plane
+	was   *plan.Plan
 }
 
 func onEachFamily(t *testing.T, test func(s *scene)) {
@@ -50,11 +49,11 @@ func (s *scene) openWith(o nftables.Options) {
 	s.T.Helper()
 	routing := steering.DefaultRouting()
 	var err error
-	if s.plane, s.steering, err = nftables.Open(o, &routing); err != nil {
+	if s.plane, err = nftables.Open(o, &routing); err != nil {
 		s.T.Fatal(err)
 	}
 	s.was = nil
-	s.T.Cleanup(s.steering.Close)
+	s.T.Cleanup(func() { nftables.Close(s.plane) })
 }
 
 // program makes the kernel do what p says.
@@ -63,8 +62,8 @@ func (s *scene) program(p *plan.Plan) {
 	d := plan.Between(s.was, p)
 	d.Full = s.was == nil
 	s.was = p
-	if _, err := s.steering.Follow(s.T.Context(), p, d); err != nil {
-		s.T.Fatal(err)
+	if r := s.plane.Follow(s.T.Context(), p, d); r.Err != nil {
+		s.T.Fatal(r.Err)
 	}
 	s.plane.Want(p, d)
 	if r := s.plane.Sync(s.T.Context(), func() {}); !r.OK() {
@@ -270,7 +269,7 @@ func TestPackets(t *testing.T) {
 			onEachFamily(t, func(s *scene) {
 				test(s.Scene, &kerneltest.Subject{
 					Mode: plan.ModeNFTables, DataPlane: plan.NFTables, TCPPort: options().TCPPort, UDPPort: options().UDPPort,
-					Program: s.program, Heartbeat: s.steering, Plane: s.plane,
+					Program: s.program, Heartbeat: s.plane, Plane: s.plane,
 				})
 			})
 		})

@@ -7,7 +7,6 @@ import (
 	"maps"
 	"net/netip"
 	"slices"
-	"sync/atomic"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -18,39 +17,39 @@ import (
 	"kproxy.dev/kproxy/service"
 )
 
-// Plane is the data plane nftables: the rules that all services share, and the elements of
-// those that it carries.
+// Plane is steering and data plane of nftables: the rules that all services share, and the elements of sets. What
+// isn't safe for concurrent use of it is guarded by the tables' lock.
 type Plane struct {
 	tables  *tables
 	options *Options
 	routing *steering.Routing
-	held    *scope // changed under the tables' lock, because of Check
+	held    *scope // its plan is the one whose elements the kernel holds
 
 	want    *plan.Plan
-	pending plan.Delta // from held.plan to want
-	have    map[place]Element
-	failing *plan.Plan
-	refused map[service.Key]error // services that the kernel has nothing of, because it refused them
+	have    map[place]Element     // what was read; nil once it was compared
+	failing bool                  // the last Sync has failed, or services are refused
+	refused map[service.Key]error // services that the kernel has no rules of, because it refused them
 	steered bool
-	damaged atomic.Bool
+	damaged bool
 	checked int       // foreign transactions after which what the kernel holds was as it should be
 	next    time.Time // when to look again
 }
 
 var (
+	_ kernel.Steering       = (*Plane)(nil)
+	_ kernel.SetCounter     = (*Plane)(nil)
 	_ kernel.Plane          = (*Plane)(nil)
 	_ kernel.Counter        = (*Plane)(nil)
 	_ kernel.AffinityKeeper = (*Plane)(nil)
 )
 
-// Open opens the tables in the network namespace of the calling thread, and changes
-// nothing. Both have one socket, which [Redirects.Close] closes.
-func Open(o Options, r *steering.Routing) (*Plane, *Redirects, error) {
+// Open opens the tables in the network namespace of the calling thread, and changes nothing.
+func Open(o Options, r *steering.Routing) (*Plane, error) {
 	t, err := openTables(families(o.SkipIPv6))
 	if err != nil {
-		return nil, nil, err
+		return nil, err
 	}
-	return newPlane(t, &o, r), newRedirects(t, r), nil
+	return &Plane{tables: t, options: &o, routing: r, held: newScope(true)}, nil
 }
 
 func families(skipIPv6 bool) []service.Family {
@@ -60,22 +59,11 @@ func families(skipIPv6 bool) []service.Family {
 	return service.Families[:]
 }
 
-func newPlane(t *tables, o *Options, r *steering.Routing) *Plane {
-	p := &Plane{tables: t, options: o, routing: r}
-	p.held = newScope((*members).addService, serviceSets...)
-	p.held.begin()
-	return p
-}
-
 // Adopt implements [kernel.Plane].
 func (p *Plane) Adopt(_ context.Context, s *service.Snapshot) (map[service.Key]bool, error) {
-	if err := p.read(); err != nil {
-		return nil, err
-	}
 	p.tables.mu.Lock()
-	users, err := p.tables.elements(setUserspace)
-	p.tables.mu.Unlock()
-	if err != nil {
+	defer p.tables.mu.Unlock()
+	if err := p.read(); err != nil {
 		return nil, err
 	}
 	out := map[service.Key]bool{}
@@ -83,7 +71,7 @@ func (p *Plane) Adopt(_ context.Context, s *service.Snapshot) (map[service.Key]b
 		served, user := false, false
 		for _, at := range addresses(x) {
 			_, is := p.have[place{at.family, setServices, at.key}]
-			_, in := users[place{at.family, setUserspace, at.key}]
+			_, in := p.have[place{at.family, setUserspace, at.key}]
 			served, user = served || is, user || in
 		}
 		if served && !user {
@@ -108,25 +96,18 @@ func addresses(p *service.Port) (out []place) {
 	return out
 }
 
-// read reads back what the kernel holds.
-func (p *Plane) read() error {
-	p.tables.mu.Lock()
-	defer p.tables.mu.Unlock()
-	return p.readLocked()
-}
-
-// readLocked is read where the caller holds the tables' lock.
-func (p *Plane) readLocked() (err error) {
-	p.damaged.Store(false)
+// read reads back what the kernel holds. The caller holds the tables' lock.
+func (p *Plane) read() (err error) {
+	p.damaged = false
 	p.held.begin()
 	p.have, err = p.tables.elements(p.held.names...)
 	return err
 }
 
-// Want implements [kernel.Plane].
+// Want implements [kernel.Plane]. The plan has been followed.
 func (p *Plane) Want(x *plan.Plan, d plan.Delta) bool {
-	p.want, p.pending = x, p.pending.Then(d)
-	return p.failing == nil || len(d.Changes) > 0 || d.Full || !p.failing.Policy.Equal(&x.Policy)
+	p.want = x
+	return !p.failing || d.Full || len(d.Changes) > 0
 }
 
 // Programmed implements [kernel.Plane].
@@ -145,117 +126,107 @@ func (p *Plane) Programmed() map[service.Key]uint64 {
 
 // holds reports whether the kernel holds what s wants.
 func (p *Plane) holds(s *plan.Service) bool {
-	if p.refused[s.Port.Key] != nil {
-		return false
-	}
 	if p.held.plan != nil {
-		was := p.held.plan.Find(s.Port.Key)
-		return was != nil && was.Kernel == s.Kernel && was.KernelHash == s.KernelHash
+		return p.refused[s.Port.Key] == nil
 	}
-	if len(p.have) == 0 {
-		return false
-	}
-	m := p.held.of(p.tables.families, s)
-	return !slices.ContainsFunc(m.list, func(e member) bool {
+	var m members
+	m.addService(s)
+	m.unique(p.tables.families)
+	return len(p.have) > 0 && !slices.ContainsFunc(m.list, func(e member) bool {
 		h, ok := p.have[e.place()]
 		return !ok || !h.same(&e.Element)
 	})
 }
 
-// Sync implements [kernel.Plane]. Where the kernel refuses a transaction, the second attempt
-// begins with reading what is there, which others may have changed; if it is refused again,
-// the next does without the services that it is refused for, unless others have changed something meanwhile: then that
-// may be why, as where they deleted a table. The kernel is asked again for those that it refused when no change
-// comes with that: it takes reading and comparing all.
+// Sync implements [kernel.Plane]. It reads all that is there, and compares, unless nothing is to be done; the kernel is asked again for
+// services that it refused. Where it refuses a transaction, the next attempt does without the services that it is refused for, unless
+// others have changed something meanwhile: then that may be why, as where they deleted a table.
 func (p *Plane) Sync(_ context.Context, steered func()) (r kernel.Result) {
 	const attempts, disturbed = 6, 3
-	again := len(p.refused) > 0 && len(p.pending.Changes) == 0
-	r.Full = p.held.plan == nil || p.damaged.Load() || again
-	if r.Full {
-		p.refused = nil
+	t := p.tables
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if p.held.plan != nil && !p.damaged && len(p.refused) == 0 {
+		p.sweep()
+		return kernel.Result{Holds: p.count()}
 	}
+	p.refused = map[service.Key]error{}
+	r.Full = true
 	for attempt := range attempts {
 		var culprits map[service.Key]error
-		before := 0
-		if r.Full {
-			before = p.tables.disturbances()
-		}
+		before := t.disturbances()
 		culprits, r.Err = p.sync(&r, steered)
 		if r.Err == nil || !refused(r.Err) {
 			break
 		}
-		if r.Full && attempt < disturbed && p.tables.disturbances() != before {
+		if attempt < disturbed && t.disturbances() != before {
 			continue
 		}
-		if r.Full && len(culprits) == 0 {
+		if len(culprits) == 0 {
 			break
 		}
-		if p.refused == nil || !r.Full {
-			p.refused = map[service.Key]error{}
-		}
 		maps.Copy(p.refused, culprits)
-		r.Full = true
 	}
-	if p.failing = nil; r.Err != nil || len(p.refused) > 0 {
-		p.failing = p.want
-	}
-	if r.Failed, r.Tried = maps.Clone(p.refused), r.Tried || len(p.refused) > 0; r.Err != nil {
-		r.Failed = nil
+	if p.failing = r.Err != nil || len(p.refused) > 0; r.Err != nil {
 		_ = p.read() // what took effect is known only by looking
+		return r
 	}
+	r.Failed, r.Tried = maps.Clone(p.refused), r.Tried || p.failing
 	return r
 }
 
-// sync makes one attempt. If the kernel refuses what is read and rendered anew, culprits are
-// the services for which it does.
+// sync makes one attempt. If the kernel refuses it, culprits are the services for which it does.
 func (p *Plane) sync(r *kernel.Result, steered func()) (culprits map[service.Key]error, _ error) {
 	t := p.tables
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	seen := p.checked
-	if r.Full {
-		if err := t.notice(0); err != nil {
-			return nil, err
-		}
-		foreign := t.foreign
-		if err := p.readLocked(); err != nil {
-			return nil, err
-		}
-		if len(p.have) == 0 {
-			seen = foreign // where there was something, the list may have lacked some, see lackingTwice
+	if err := t.notice(0); err != nil {
+		return nil, err
+	}
+	foreign := t.foreign
+	if err := p.read(); err != nil {
+		return nil, err
+	}
+	for _, f := range t.families { // write every rule anew
+		clear(t.chains[f])
+	}
+	empty := true
+	for at := range p.have {
+		if empty = slices.Contains(steeringSets, at.set); !empty {
+			break
 		}
 	}
-	if r.Full { // write every rule anew
-		for _, f := range t.families {
-			clear(t.chains[f])
-		}
-	}
-	if !p.steered || r.Full {
-		if err := p.writeRules(r); err != nil {
-			return nil, fmt.Errorf("lead connections to userspace: %w", err)
-		}
-		if !p.steered {
-			r.Steered, p.steered = true, true
-			steered()
-		}
-	}
-	var d difference
-	empty := r.Full && len(p.have) == 0
-	if r.Full {
-		d = p.held.whole(t.families, p.have, p.want, p.refused)
-	} else {
-		// Most changes of a start are of who carries a service, which its elements here don't say.
-		changes := slices.DeleteFunc(slices.Clone(p.pending.Changes), func(c plan.Change) bool {
-			return !c.Rules() && p.refused[c.Key()] == nil
-		})
-		d = p.held.change(t.families, plan.Delta{Changes: changes}, p.refused)
-	}
+	d := p.held.whole(t.families, p.have, p.want, p.refused)
 	p.have = nil
-	var chains [][]byte
-	written := [2]map[string]code{}
+	first := d.cutSteering()
+	if err := p.writeRules(r, first); err != nil {
+		p.held.begin()
+		return nil, fmt.Errorf("lead connections to userspace: %w", err)
+	}
+	if !p.steered {
+		r.Steered, p.steered = true, true
+		steered()
+	}
+	if chains, err := p.write(p.want, d, r, empty); err != nil {
+		if refused(err) {
+			culprits = p.culprits(chains, d)
+		}
+		p.held.begin()
+		return culprits, err
+	}
+	p.sweep()
+	if empty { // where there was something, the list may have lacked some, see lackingTwice
+		p.checked = foreign
+	}
+	return nil, nil
+}
+
+// write has the kernel hold x, to which d leads from what it holds: in one transaction, but where it has nothing of services. If
+// that fails, it returns the requests that make chains.
+func (p *Plane) write(x *plan.Plan, d difference, r *kernel.Result, empty bool) (chains [][]byte, err error) {
+	t := p.tables
+	var written [2]map[string]code
 	rules := 0
 	for _, f := range t.families {
-		more, w, n := t.writeChains(f, p.chains(f, r.Full, &d))
+		more, w, n := t.writeChains(f, p.chains(f, x, r.Full, &d))
 		chains, written[f], rules = append(chains, more...), w, rules+n
 		if n += r.Written[f][Name]; n > 0 {
 			r.Written[f] = map[string]int{Name: n}
@@ -263,18 +234,13 @@ func (p *Plane) sync(r *kernel.Result, steered func()) (culprits map[service.Key
 	}
 	if len(chains)+len(d.gone)+len(d.come) > 0 {
 		r.Tried = true
-		var err error
 		if empty {
 			err = t.fill(chains, d.come)
 		} else {
 			err = t.commit(append(slices.Clip(chains), d.requests(t)...))
 		}
 		if err != nil {
-			if r.Full && refused(err) {
-				culprits = p.culprits(chains, d)
-			}
-			p.held.begin()
-			return culprits, fmt.Errorf("program nftables: %w", err)
+			return chains, fmt.Errorf("program nftables: %w", err)
 		}
 		r.Applied.Add(kernel.Applied{Rules: rules, Entries: len(d.gone) + len(d.come), Chains: len(written[0]) + len(written[1])})
 	}
@@ -286,26 +252,19 @@ func (p *Plane) sync(r *kernel.Result, steered func()) (culprits map[service.Key
 			return nil, err
 		}
 	}
-	p.sweep()
 	maps.Copy(t.entries, p.held.sizes)
-	for _, c := range p.pending.Changes {
-		if !r.Full {
-			delete(p.refused, c.Key())
-		}
-	}
-	p.held.plan, p.pending, p.checked = p.want, plan.Delta{}, seen
-	r.Holds = p.count()
+	p.held.plan, r.Holds = x, p.count()
 	return nil, nil
 }
 
 // chains returns the chains that all services share, and those of treatments: of all, if whole
 // is set or the policy that they are made by has changed, else of those that d touches. It
 // notes the chains of touched treatments that are needed no more as stale.
-func (p *Plane) chains(f service.Family, whole bool, d *difference) []Chain {
+func (p *Plane) chains(f service.Family, is *plan.Plan, whole bool, d *difference) []Chain {
 	t := p.tables
-	r := newRules(p.options, f, &p.want.Policy)
+	r := newRules(p.options, f, &is.Policy)
 	// A change of services hardly ever comes with another policy, and to make the rules by it costs more than all else.
-	if was := p.held.plan; !whole && (was == nil || !was.Policy.Equal(&p.want.Policy)) {
+	if !whole && !p.held.plan.Policy.Equal(&is.Policy) {
 		_, written, _ := t.writeChains(f, r.chains())
 		whole = len(written) > 0
 	}
@@ -352,7 +311,7 @@ func (p *Plane) culprits(chains [][]byte, d difference) map[service.Key]error {
 	}
 	out := map[service.Key]error{}
 	for _, s := range p.want.Services {
-		m := p.held.of(t.families, s)
+		m := p.held.of(t.families, s, true)
 		for _, e := range m.list {
 			if err := elements[e.place()]; err != nil {
 				out[s.Port.Key] = err
@@ -375,8 +334,8 @@ func (p *Plane) culprits(chains [][]byte, d difference) map[service.Key]error {
 }
 
 // writeRules makes the tables where they aren't there, and writes the rules that all
-// services share.
-func (p *Plane) writeRules(r *kernel.Result) error {
+// services share, with what changes of steering's sets.
+func (p *Plane) writeRules(r *kernel.Result, d difference) error {
 	if err := p.routing.Ensure(); err != nil {
 		return err
 	}
@@ -395,7 +354,7 @@ func (p *Plane) writeRules(r *kernel.Result) error {
 		r.Applied.Rules += n
 		r.Written[f] = map[string]int{Name: n}
 	}
-	if err := t.commit(requests); err != nil {
+	if err := t.commit(append(requests, d.requests(t)...)); err != nil {
 		return err
 	}
 	if p.options.Flowtable {
@@ -421,7 +380,7 @@ func (p *Plane) learn(whole bool, written [2]map[string]code) error {
 		for name, c := range t.chains[f] {
 			if _, now := written[f][name]; now || whole {
 				if have[f][name].rules != c.rules {
-					p.damaged.Store(true)
+					p.damaged = true
 				}
 				t.listed[f][name] = have[f][name]
 			}
@@ -507,7 +466,7 @@ func (p *Plane) Check(context.Context) ([]string, error) {
 	}
 	p.sweep() // also where no service changes any more
 	var devices error
-	if p.options.Flowtable && !p.damaged.Load() {
+	if p.options.Flowtable && !p.damaged {
 		devices = t.followDevices()
 	}
 	devices = errors.Join(devices, t.unfollowed)
@@ -527,9 +486,7 @@ func (p *Plane) damage() ([]string, error) {
 	for i := range out {
 		out[i] += " is gone"
 	}
-	if len(out) > 0 {
-		p.damaged.Store(true)
-	}
+	p.damaged = p.damaged || len(out) > 0
 	begin := time.Now()
 	if t.foreign == p.checked || begin.Before(p.next) {
 		return out, nil
@@ -541,7 +498,7 @@ func (p *Plane) damage() ([]string, error) {
 	}
 	d, err := lackingTwice(func() (difference, error) {
 		have, err := t.elements(p.held.names...)
-		return newScope(p.held.add, p.held.names...).whole(t.families, have, p.held.plan, p.refused), err
+		return newScope(true).whole(t.families, have, p.held.plan, p.refused), err
 	})
 	if err != nil {
 		return nil, err
@@ -554,9 +511,8 @@ func (p *Plane) damage() ([]string, error) {
 	if len(d.gone)+len(d.come) > 0 {
 		out = append(out, fmt.Sprintf("table %s: %d elements are gone or changed, %d foreign", Name, len(d.come), len(d.gone)))
 	}
-	if p.next = time.Now().Add(rest * time.Since(begin)); len(out) > 0 {
-		p.damaged.Store(true)
-	}
+	p.next = time.Now().Add(rest * time.Since(begin))
+	p.damaged = p.damaged || len(out) > 0
 	p.checked = foreign
 	return out, nil
 }

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"maps"
 	"net/netip"
+	"slices"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -17,130 +18,90 @@ import (
 	"kproxy.dev/kproxy/service"
 )
 
-// Redirects is the [kernel.Steering] of nftables: memberships of the sets that say who
-// gets new connections.
-type Redirects struct {
-	tables  *tables
-	routing *steering.Routing
-	held    *scope
-	checked int // foreign transactions after which memberships were as they should be
-}
-
-func newRedirects(t *tables, r *steering.Routing) *Redirects {
-	s := &Redirects{tables: t, routing: r}
-	s.held = newScope((*members).addSteering, steeringSets...)
-	s.held.begin()
-	return s
-}
-
-// Close closes the socket, which is the plane's as well.
-func (s *Redirects) Close() { _ = s.tables.close() }
-
-// Follow implements [kernel.Steering]: in one transaction.
-func (s *Redirects) Follow(_ context.Context, p *plan.Plan, d plan.Delta) (entries int, err error) {
-	t := s.tables
+// Follow implements [kernel.Steering]: in one transaction, by the rules of services too where the kernel holds those of
+// the last plan. Else, and after an error, it reads back who gets new connections, and leaves the rest to Sync.
+func (p *Plane) Follow(_ context.Context, x *plan.Plan, d plan.Delta) (r kernel.Result) {
+	t := p.tables
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	var x difference
-	if s.held.plan != nil {
-		x = s.held.change(t.families, d, nil)
-	} else {
-		if err := t.ensure(); err != nil { // first: it replaces another release's tables with their elements
-			return 0, err
+	if p.held.plan != nil {
+		changes := p.held.change(t.families, d, p.refused)
+		if _, r.Err = p.write(x, changes, &r, false); r.Err != nil {
+			p.held.begin()
+			return r
 		}
-		have, err := t.elements(s.held.names...)
-		if err != nil {
-			return 0, err
-		}
-		x = s.held.whole(t.families, have, p, nil)
-	}
-	var requests [][]byte
-	if requests = x.requests(t); len(requests) > 0 {
-		// The chains that refused services lead to. An earlier release's rules may be there, which
-		// drop nothing by themselves.
-		var chains [][]byte
-		for _, f := range t.families {
-			chains = append(chains, newChain(f, &Chain{Name: chainReject}), newChain(f, &Chain{Name: chainElsewhere}))
-			if _, written := t.chains[f][chainElsewhere]; !written {
-				dropping := rule(drop)
-				chains = append(chains, flushChain(f, chainElsewhere), newRule(f, chainElsewhere, &dropping))
+		r.Tried = r.Tried && (r.Applied.Chains > 0 || slices.ContainsFunc(d.Changes, plan.Change.Rules))
+		for _, c := range d.Changes {
+			if c.Rules() {
+				delete(p.refused, c.Key())
 			}
 		}
-		requests = append(chains, requests...)
+		return r
 	}
-	if err := t.commit(requests); err != nil {
-		s.held.begin()
-		return 0, fmt.Errorf("follow the plan: %w", err)
+	if r.Err = t.ensure(); r.Err != nil { // first: it replaces another release's tables with their elements
+		return r
 	}
-	s.held.plan = p
-	maps.Copy(t.entries, s.held.sizes)
-	return len(x.gone) + len(x.come), nil
+	have, err := t.elements(steeringSets...)
+	if err != nil {
+		return kernel.Result{Err: err}
+	}
+	s := newScope(false)
+	changes := s.whole(t.families, have, x, nil)
+	var requests [][]byte
+	for _, f := range t.families {
+		// The chains that refused services lead to. An earlier release's rules may be there, which
+		// drop nothing by themselves.
+		requests = append(requests, newChain(f, &Chain{Name: chainReject}), newChain(f, &Chain{Name: chainElsewhere}))
+		if _, written := t.chains[f][chainElsewhere]; !written {
+			dropping := rule(drop)
+			requests = append(requests, flushChain(f, chainElsewhere), newRule(f, chainElsewhere, &dropping))
+		}
+	}
+	if r.Err = t.commit(append(requests, changes.requests(t)...)); r.Err != nil {
+		return r
+	}
+	maps.Copy(t.entries, s.sizes)
+	r.Applied.Entries = len(changes.gone) + len(changes.come)
+	return r
 }
 
 // SetEntries implements [kernel.SetCounter].
-func (s *Redirects) SetEntries() (map[string]int, error) {
-	s.tables.mu.Lock()
-	defer s.tables.mu.Unlock()
+func (p *Plane) SetEntries() (map[string]int, error) {
+	p.tables.mu.Lock()
+	defer p.tables.mu.Unlock()
 	out := map[string]int{}
-	for set, n := range s.tables.entries {
+	for set, n := range p.tables.entries {
 		out[nfWord(set.family)+" "+Name+" "+set.set] = n
 	}
 	return out, nil
 }
 
-// Damage implements [kernel.Steering].
-func (s *Redirects) Damage() (string, error) {
-	t := s.tables
-	t.mu.Lock()
-	err := t.notice(0)
-	foreign := t.foreign
-	p, look := s.held.plan, err == nil && s.held.plan != nil && foreign != s.checked
-	var d difference
-	if look {
-		d, err = lackingTwice(func() (difference, error) {
-			have, err := t.elements(s.held.names...)
-			if err != nil {
-				return difference{}, err
-			}
-			return s.held.whole(t.families, have, p, nil), nil
-		})
-	}
-	t.mu.Unlock()
-	if !look || err != nil {
-		s.held.plan = p // which the first look may have taken away
-		return "", err
-	}
-	s.checked = foreign
-	if len(d.gone)+len(d.come) == 0 {
-		s.held.plan = p
-		return "", nil
-	}
-	return fmt.Sprintf("%d elements gone, %d foreign", len(d.come), len(d.gone)), nil
-}
+// Damage implements [kernel.Steering]. Check finds what is damaged of all sets.
+func (*Plane) Damage() (string, error) { return "", nil }
 
 // Alive implements [kernel.Heartbeat].
-func (s *Redirects) Alive(d time.Duration) error { return s.protocols(setAlive, d) }
+func (p *Plane) Alive(d time.Duration) error { return p.protocols(setAlive, d) }
 
 // Dead implements [kernel.Heartbeat].
-func (s *Redirects) Dead() error { return s.protocols(setAlive, 0) }
+func (p *Plane) Dead() error { return p.protocols(setAlive, 0) }
 
 // Starting implements [kernel.Heartbeat].
-func (s *Redirects) Starting(d time.Duration) error { return s.protocols(setStarting, d) }
+func (p *Plane) Starting(d time.Duration) error { return p.protocols(setStarting, d) }
 
 // Started implements [kernel.Heartbeat].
-func (s *Redirects) Started() error { return s.protocols(setStarting, 0) }
+func (p *Plane) Started() error { return p.protocols(setStarting, 0) }
 
 // protocols fills a set with the protocols of userspace, for d from now on; for 0 it is
 // emptied. A set that isn't there is made.
-func (s *Redirects) protocols(set string, d time.Duration) error {
-	t := s.tables
+func (p *Plane) protocols(set string, d time.Duration) error {
+	t := p.tables
 	var requests [][]byte
 	for _, f := range t.families {
 		requests = append(requests, changeElements(f, unix.NFT_MSG_DELSETELEM, t.sets[f][set], 0, nil)...)
 		if d > 0 {
 			var elements []Element
-			for _, p := range userProtocols {
-				elements = append(elements, Element{Key: protocolBytes(p), Timeout: d})
+			for _, protocol := range userProtocols {
+				elements = append(elements, Element{Key: protocolBytes(protocol), Timeout: d})
 			}
 			requests = append(requests, changeElements(f, unix.NFT_MSG_NEWSETELEM, t.sets[f][set], len(elements), func(i int) *Element { return &elements[i] })...)
 		}
@@ -160,25 +121,25 @@ func (s *Redirects) protocols(set string, d time.Duration) error {
 }
 
 // LetRefusals implements [kernel.Exceptions].
-func (s *Redirects) LetRefusals(endpoint netip.AddrPort, d time.Duration) error {
+func (p *Plane) LetRefusals(endpoint netip.AddrPort, d time.Duration) error {
 	f := service.FamilyOf(endpoint.Addr())
-	return s.renew([]member{{f, setTold, Element{Key: destination(endpoint.Addr(), service.TCP, endpoint.Port()), Timeout: d}}})
+	return p.renew([]member{{f, setTold, Element{Key: destination(endpoint.Addr(), service.TCP, endpoint.Port()), Timeout: d}}})
 }
 
 // KeepConnections implements [kernel.Exceptions].
-func (s *Redirects) KeepConnections(d time.Duration, connections []kernel.Redirected) error {
+func (p *Plane) KeepConnections(d time.Duration, connections []kernel.Redirected) error {
 	var list []member
 	for _, c := range connections {
 		f := service.FamilyOf(c.Client.Addr())
 		list = append(list, member{f, setKept, Element{Key: socketBytes(c.Client) + bytesOf(c.Address.Addr()), Timeout: d}})
 	}
-	return s.renew(list)
+	return p.renew(list)
 }
 
-func (s *Redirects) renew(list []member) error {
-	s.tables.mu.Lock()
-	defer s.tables.mu.Unlock()
-	return s.tables.renew(list)
+func (p *Plane) renew(list []member) error {
+	p.tables.mu.Lock()
+	defer p.tables.mu.Unlock()
+	return p.tables.renew(list)
 }
 
 // renew adds elements that expire, or gives those that are there a new lifetime: kernels
@@ -208,12 +169,12 @@ func (t *tables) renew(list []member) error {
 }
 
 // Local implements [kernel.Steering].
-func (s *Redirects) Local(a netip.Addr) bool {
+func (p *Plane) Local(a netip.Addr) bool {
 	return a == steering.ListenerAddress[service.IPv4] || a == steering.ListenerAddress[service.IPv6]
 }
 
 // Missing implements [kernel.Steering].
-func (s *Redirects) Missing() ([]string, error) { return s.routing.Missing() }
+func (p *Plane) Missing() ([]string, error) { return p.routing.Missing() }
 
 func readCounter(attributes []byte) (table, name string, packets uint64) {
 	if v := attribute(attribute(attributes, unix.NFTA_OBJ_DATA), unix.NFTA_COUNTER_PACKETS); len(v) == 8 {

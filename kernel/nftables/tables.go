@@ -256,8 +256,6 @@ func (t *tables) notice(own uint32) error {
 
 // disturbances returns how often others' transactions were noticed until now.
 func (t *tables) disturbances() int {
-	t.mu.Lock()
-	defer t.mu.Unlock()
 	_ = t.notice(0) // what can't be asked now fails later
 	return t.foreign
 }
@@ -399,6 +397,22 @@ func (d *difference) requests(t *tables) [][]byte {
 	return append(bySet(d.gone).requests(t, unix.NFT_MSG_DELSETELEM, whole), bySet(d.come).requests(t, unix.NFT_MSG_NEWSETELEM, whole)...)
 }
 
+// cutSteering takes from d what is of steering's sets.
+func (d *difference) cutSteering() (out difference) {
+	cut := func(from, to *[]member) {
+		*from = slices.DeleteFunc(*from, func(m member) bool {
+			is := slices.Contains(steeringSets, m.set)
+			if is {
+				*to = append(*to, m)
+			}
+			return is
+		})
+	}
+	cut(&d.gone, &out.gone)
+	cut(&d.come, &out.come)
+	return out
+}
+
 func whole(_ place, here []int32) []int32 { return here }
 
 // grouped are members by their sets.
@@ -475,11 +489,10 @@ func (p place) compare(o place) int {
 	return strings.Compare(p.key, o.key)
 }
 
-// scope describes the sets that one of the two loops keeps: steering's, or those of services.
-// One goroutine uses it.
+// scope describes the sets that follow plans: all of them, or those of steering.
 type scope struct {
-	names []string
-	add   func(*members, *plan.Service)
+	names    []string
+	services bool // those of services too
 
 	plan       *plan.Plan       // whose elements the kernel holds; nil if that isn't known
 	sizes      map[place]int    // how many there are; keys are empty
@@ -487,8 +500,13 @@ type scope struct {
 	treatments [2]map[treatment]int
 }
 
-func newScope(add func(*members, *plan.Service), names ...string) *scope {
-	return &scope{names: names, add: add}
+func newScope(services bool) *scope {
+	s := &scope{names: steeringSets, services: services}
+	if services {
+		s.names = slices.Concat(steeringSets, serviceSets)
+	}
+	s.begin()
+	return s
 }
 
 // shared are the sets in which several services may have the same element.
@@ -531,10 +549,17 @@ func (m *member) common() common {
 	return c
 }
 
+// add adds what a service wants, with or without the elements of its rules.
+func (m *members) add(x *plan.Service, rules bool) {
+	m.addSteering(x)
+	if rules {
+		m.addService(x)
+	}
+}
+
 // of returns what a service wants, sorted, each element once.
-func (s *scope) of(f []service.Family, x *plan.Service) members {
-	var m members
-	s.add(&m, x)
+func (s *scope) of(f []service.Family, x *plan.Service, rules bool) (m members) {
+	m.add(x, rules)
 	m.unique(f)
 	return m
 }
@@ -598,15 +623,11 @@ func (s *scope) wanted(f service.Family) map[treatment]bool {
 }
 
 // change returns what leads from the elements of the plan that the kernel holds to those
-// of p, between which lies d. The kernel has nothing of what is in without.
+// of p, between which lies d. The kernel has no rules of what is in without.
 func (s *scope) change(f []service.Family, d plan.Delta, without map[service.Key]error) (out difference) {
 	var gone, come members
 	for _, c := range d.Changes {
-		var was members
-		if without[c.Key()] == nil {
-			was = s.of(f, c.Was)
-		}
-		is := s.of(f, c.Is)
+		was, is := s.of(f, c.Was, c.Rules() && without[c.Key()] == nil), s.of(f, c.Is, c.Rules())
 		come.treatments = joined(come.treatments, is.treatments)
 		gone.treatments = joined(gone.treatments, was.treatments)
 		for i, j := range service.Merge(len(was.list), len(is.list), func(i, j int) int { return was.list[i].place().compare(is.list[j].place()) }) {
@@ -638,7 +659,7 @@ func joined(a, b [2][]treatment) [2][]treatment {
 	return a
 }
 
-// whole returns what leads from what the kernel has to the elements of p, but those of
+// whole returns what leads from what the kernel has to the elements of p, but those of the rules of
 // services in without.
 func (s *scope) whole(f []service.Family, have map[place]Element, p *plan.Plan, without map[service.Key]error) (out difference) {
 	s.begin()
@@ -653,16 +674,13 @@ func (s *scope) whole(f []service.Family, have map[place]Element, p *plan.Plan, 
 		endpoints += n
 		room += len(x.Frontends) * (1 + 2*n)
 	}
-	if slices.Contains(s.names, setEndpoints) {
+	if s.services {
 		s.counts = make(map[common]int32, endpoints)
 	}
 	out.come = make([]member, 0, max(0, room-len(have)))
 	for _, x := range p.Services {
-		if without[x.Port.Key] != nil {
-			continue
-		}
 		m.list, m.treatments = m.list[:0], [2][]treatment{m.treatments[0][:0], m.treatments[1][:0]}
-		if s.add(&m, x); len(x.Frontends) > 1 || x.Port.Affinity > 0 || len(f) < len(service.Families) || slices.ContainsFunc(x.Frontends, func(f plan.Frontend) bool { return f.ShortCircuit }) {
+		if m.add(x, s.services && without[x.Port.Key] == nil); len(x.Frontends) > 1 || x.Port.Affinity > 0 || len(f) < len(service.Families) || slices.ContainsFunc(x.Frontends, func(f plan.Frontend) bool { return f.ShortCircuit }) {
 			m.unique(f) // else it is
 		}
 		s.countTreatments(&m, 1)

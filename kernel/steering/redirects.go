@@ -26,16 +26,16 @@ var (
 )
 
 // Follow implements [kernel.Steering].
-func (t *Redirects) Follow(ctx context.Context, p *plan.Plan, d plan.Delta) (entries int, err error) {
+func (t *Redirects) Follow(ctx context.Context, p *plan.Plan, d plan.Delta) (r kernel.Result) {
 	ops, err := t.changes(p, d)
 	if err != nil {
-		return 0, err
+		return kernel.Result{Err: err}
 	}
 	t.applied = nil
-	if entries, err = kernel.ApplySets(ctx, t.Store, ops); err == nil {
+	if r.Applied.Entries, r.Err = kernel.ApplySets(ctx, t.Store, ops); r.Err == nil {
 		t.applied = p
 	}
-	return entries, err
+	return r
 }
 
 func (t *Redirects) changes(p *plan.Plan, d plan.Delta) (kernel.SetOps, error) {

@@ -106,3 +106,44 @@ func TestNFTablesHugeForeignTransactions(t *testing.T) {
 		w.noneFailed("beside huge transactions", tr.Stop())
 	}
 }
+
+// TestNFTablesChangesLeaveNoConnectionBehind: while a service that is offloaded changes endpoints, twenty times under load, every
+// connection that begins is carried by the kernel, and none fails.
+func TestNFTablesChangesLeaveNoConnectionBehind(t *testing.T) {
+	w := newWorld(t)
+	m := newManifest("web", 10, w.net.Backends...)
+	w.must(m.Write(w.manifests))
+	w.start()
+	w.pin("web", "line", service.PreferKernel)
+	var loads []*lab.Traffic
+	for range 4 {
+		loads = append(loads, w.traffic("tcp", frontends(m)[0], 60))
+	}
+	sleep(200 * time.Millisecond)
+	steered := func() string { return w.node("nft", "list", "counter", "ip", "kproxy", "steered") }
+	before := steered()
+	for i := range 20 {
+		to := m
+		if i%2 == 0 {
+			to = m.Without(w.net.Backends[0].Name)
+		}
+		w.must(to.Write(w.manifests))
+		w.eventually(10*time.Second, "the change", func() error {
+			if n := len(w.service("web", "line").Endpoints); n != 2*(len(w.net.Backends)-(i+1)%2) { // of both families
+				return fmt.Errorf("%d endpoints", n)
+			}
+			return nil
+		})
+		sleep(50 * time.Millisecond)
+	}
+	after := steered()
+	for _, l := range loads {
+		w.noneFailed("across all changes", l.Stop())
+	}
+	if after != before {
+		t.Errorf("connections went to userspace: before\n%s\nafter\n%s", before, after)
+	}
+	if s := w.service("web", "line"); s.DataPlane != plan.NFTables || s.Recalls > 0 {
+		t.Errorf("it is in %s, and was recalled %d times", s.DataPlane, s.Recalls)
+	}
+}

@@ -125,9 +125,8 @@ func (w *world) proxyOf(pref service.Preference) (*trace.Proxy, error) {
 		o := nftables.DefaultOptions()
 		o.TCPPort, o.UDPPort, o.CatchRefusals, o.DropInvalid = 10244, 10244, true, !kernel.LiberalConntrack()
 		routing := steering.DefaultRouting()
-		plane, redirects, err := nftables.Open(o, &routing)
+		plane, err := nftables.Open(o, &routing)
 		if err == nil {
-			w.Cleanup(redirects.Close)
 			proxy.Compare = plane.Compare
 		}
 		return proxy, err
