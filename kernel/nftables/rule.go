@@ -381,14 +381,17 @@ const (
 
 // arrives matches packets by the interface that they come in on: a name, or what names
 // begin with and an asterisk.
-func arrives(name string) part { return passes(iifname, name) }
+func arrives(name string) part { return passes(iifname, "", unix.NFT_CMP_EQ, name) }
+
+// arrivesNot matches packets that come in on another interface, or that this node sends.
+func arrivesNot(name string) part { return passes(iifname, "!= ", unix.NFT_CMP_NEQ, name) }
 
 // leaves matches packets by the interface that they go out on.
-func leaves(name string) part { return passes(oifname, name) }
+func leaves(name string) part { return passes(oifname, "", unix.NFT_CMP_EQ, name) }
 
-func passes(interfaces field, name string) part {
+func passes(interfaces field, operator string, compare uint32, name string) part {
 	return func(r *Rule) {
-		r.say("%s %q", interfaces.text, name)
+		r.say("%s %s%q", interfaces.text, operator, name)
 		interfaces.load(r, register)
 		v := append([]byte(strings.TrimSuffix(name, "*")), 0)
 		if strings.HasSuffix(name, "*") {
@@ -396,7 +399,7 @@ func passes(interfaces field, name string) part {
 		} else {
 			v = append(v, make([]byte, max(0, unix.IFNAMSIZ-len(v)))...)
 		}
-		r.Compare(unix.NFT_CMP_EQ, v...)
+		r.Compare(compare, v...)
 	}
 }
 

@@ -373,13 +373,14 @@ func (r *rules) postrouting() []Rule {
 }
 
 // evidence are rules that tell of connections to endpoints which may have no answer, see health/passive: a SYN that
-// comes a second time, and some of the UDP flows that begin.
+// comes a second time, and some of the UDP flows that begin. A SYN of this node's to userspace is confirmed on its way out,
+// and comes in over loopback for the first time.
 func (r *rules) evidence() []Rule {
 	if !r.LogRefusals || !r.PassiveHealth {
 		return nil
 	}
 	return []Rule{
-		rule(confirmed, rewritten, syn, limit(kernel.UnansweredRate, kernel.UnansweredBurst), logNow(kernel.ReasonUnansweredSYN, kernel.RefusalGroup)),
+		rule(arrivesNot("lo"), confirmed, rewritten, syn, limit(kernel.UnansweredRate, kernel.UnansweredBurst), logNow(kernel.ReasonUnansweredSYN, kernel.RefusalGroup)),
 		rule(protocol(service.UDP), rewritten, notConfirmed, limit(kernel.SampleRate, kernel.SampleBurst), log(kernel.ReasonUDPSample, kernel.RefusalGroup)),
 	}
 }

@@ -174,7 +174,11 @@ func conntrackStatus(w *walker, p *Packet) value {
 	if p.State != New {
 		return value{}
 	}
-	return named(w.states(p)[1:]...)
+	status := w.states(p)[1:]
+	if p.looped() {
+		status = append(status, "CONFIRMED")
+	}
+	return named(status...)
 }
 
 // hasEntry reports whether conntrack has seen a packet, and keeps an entry.

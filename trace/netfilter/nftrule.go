@@ -596,6 +596,9 @@ func conntrackField(a attributes, f service.Family) *loaded {
 			if p.SNAT {
 				bits |= statusBits["snat"]
 			}
+			if p.looped() {
+				bits |= statusBits["confirmed"]
+			}
 			if p.State == New { // nothing has answered it
 				sure |= statusBits["seen-reply"] | statusBits["assured"] | statusBits["confirmed"]
 			}

@@ -66,6 +66,10 @@ type Packet struct {
 	Reversed Answer
 }
 
+// looped reports whether this node has sent the packet to itself: conntrack confirmed its connection on the way
+// out, at POSTROUTING (nf_confirm).
+func (p *Packet) looped() bool { return p.In == "lo" }
+
 // State is conntrack's state of a packet.
 type State string
 
