@@ -62,6 +62,14 @@ func (m Mode) everyCall(t *testing.T) {
 		return before, after
 	}
 	before, after := way(t, &Faults{})
+	for range 10 { // some plans differ in little
+		if after-before >= 5 {
+			break
+		}
+		first, second = second, w.Next()
+		from, to = m.Render(first), m.Render(second)
+		before, after = way(t, &Faults{})
+	}
 	if after-before < 5 {
 		t.Fatalf("the way from one plan to the other takes %d calls", after-before)
 	}
