@@ -10,7 +10,7 @@
 # It keeps PATH, HOME, CI and every KPROXY_* and GO*, adds KPROXY_E2E_SLOW (how
 # many times slower than usual it may be here), and has no standard input.
 # KPROXY_VM_TIMEOUT  seconds for all of it (1200)
-# KPROXY_VM_SILENCE  seconds without a sign of life that mean a hang (90)
+# KPROXY_VM_SILENCE  seconds without a sign of life that mean a hang (240)
 # KPROXY_VM_MEMORY   of the guest, as qemu wants it (4G)
 # KPROXY_VM_ACCEL    kvm, uml or tcg (the first of them that works, see accel.sh)
 # KPROXY_VM_KERNEL   for kvm and tcg, a folder with another kernel's vmlinuz and lib/modules (Debian's, fetched)
@@ -140,7 +140,7 @@ share() {
 
 # watch waits for the guest's end, or makes one.
 watch() {
-	local timeout=${KPROXY_VM_TIMEOUT:-1200} silence=${KPROXY_VM_SILENCE:-90} life
+	local timeout=${KPROXY_VM_TIMEOUT:-1200} silence=${KPROXY_VM_SILENCE:-240} life
 	SECONDS=0
 	touch "$run/heartbeat"
 	while kill -0 "$guest" 2>/dev/null; do
