@@ -448,6 +448,21 @@ const (
 	drainReport = 5 * time.Second        // between two lines of the log
 )
 
+// ledBack returns p with those services in userspace that were there in an earlier plan, and what leads from p there:
+// where steering and rules are one transaction, the rules are to stay p's.
+func ledBack(p, was *plan.Plan) (*plan.Plan, plan.Delta) {
+	back := *p
+	back.Services = slices.Clone(p.Services)
+	for i, s := range back.Services {
+		if w := was.Find(s.Port.Key); w != nil && w.DataPlane == plan.Userspace && s.InKernel() {
+			moved := *s
+			moved.DataPlane = plan.Userspace
+			back.Services[i] = &moved
+		}
+	}
+	return &back, plan.Between(p, &back)
+}
+
 // begunBefore counts the TCP connections that userspace carries and that began before a time. UDP sessions aren't
 // waited for: a client's next datagram begins another one, wherever it arrives.
 func (a *Agent) begunBefore(before time.Time) (n int) {
@@ -474,7 +489,8 @@ func (a *Agent) drain() error {
 		}
 		a.repair.redirectAll(nil, a.cfg.DrainTimeout)
 		if was := a.yielded.Load(); was != nil { // what the next kproxy finds in the kernel it leaves there
-			if err := a.steering.Follow(ctx, was, plan.Between(a.current.Load(), was)).Err; err != nil {
+			back, d := ledBack(a.current.Load(), was)
+			if err := a.steering.Follow(ctx, back, d).Err; err != nil {
 				a.log.Warn("the next kproxy takes services for offloaded that aren't", "error", err)
 			}
 		}

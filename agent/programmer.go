@@ -105,7 +105,7 @@ func (g *programmer) program(p *plan.Plan, d plan.Delta, followed *kernel.Result
 	}
 	g.mu.Unlock()
 	for _, c := range d.Changes {
-		if c.Is != nil && c.Is.KernelHash != 0 && followed.Holds != nil {
+		if c.Rules() && c.Is != nil && c.Is.KernelHash != 0 && followed.Holds != nil {
 			g.programmed[c.Key()] = c.Is.KernelHash
 		} else if c.Is == nil || g.programmed[c.Key()] != c.Is.KernelHash {
 			delete(g.programmed, c.Key())
@@ -121,6 +121,9 @@ func (g *programmer) program(p *plan.Plan, d plan.Delta, followed *kernel.Result
 // stumbled notes that a plan, to which d leads, wasn't followed, and reports whether one may be that needs
 // no rules at once.
 func (g *programmer) stumbled(d plan.Delta) bool {
+	if !g.atomic { // what follows is the slow loop's
+		return false
+	}
 	was := g.inStep
 	g.inStep, g.exact = false, false
 	for _, c := range d.Changes {
@@ -312,7 +315,9 @@ func (g *programmer) pass(ctx context.Context) (full bool, err error) {
 	start := time.Now()
 	r := g.plane.Sync(ctx, g.steeringReady)
 	g.did(&r, start)
-	g.inStep = g.atomic && r.Err == nil
+	if g.atomic {
+		g.inStep = r.Err == nil
+	}
 	g.exact = g.exact && !r.Steered
 	if r.Tried {
 		g.drains.soon()

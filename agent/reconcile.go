@@ -117,6 +117,7 @@ func (a *Agent) kick() {
 // knows a service before it is redirected connections, and forgets it after
 // redirecting stopped; a service leaves the kernel rules before they change.
 func (a *Agent) pass(ctx context.Context) (*plan.Plan, error) {
+	a.sync.begun(time.Now())
 	if a.programmer.atomic {
 		if !a.programmer.passing.enter(ctx) {
 			return nil, ctx.Err()
@@ -124,7 +125,6 @@ func (a *Agent) pass(ctx context.Context) (*plan.Plan, error) {
 		defer a.programmer.passing.leave()
 	}
 	start := time.Now()
-	a.sync.begun(start)
 	triggers := a.triggers() // before Latest, which has at least what they led to
 	old, snapshot := a.current.Load(), a.source.Latest()
 	a.figures.begun(snapshot, triggers)

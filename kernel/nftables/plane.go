@@ -148,6 +148,7 @@ func (p *Plane) Sync(_ context.Context, steered func()) (r kernel.Result) {
 	defer t.mu.Unlock()
 	if p.held.plan != nil && !p.damaged && len(p.refused) == 0 {
 		p.sweep()
+		p.failing = false
 		return kernel.Result{Holds: p.count()}
 	}
 	p.refused = map[service.Key]error{}
@@ -485,6 +486,9 @@ func (p *Plane) damage() ([]string, error) {
 	}
 	for i := range out {
 		out[i] += " is gone"
+	}
+	if p.damaged && len(out) == 0 { // see learn
+		out = append(out, fmt.Sprintf("rules of table %s were changed while they were written", Name))
 	}
 	p.damaged = p.damaged || len(out) > 0
 	begin := time.Now()
