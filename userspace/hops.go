@@ -18,8 +18,8 @@ import (
 // fewHops is less than what any client's packets have left: they begin with 64 or more, and cross some 30 routers at most.
 const fewHops = 16
 
-// loopingFor is how long a service that has had a packet with few hops left counts as part of a loop.
-const loopingFor = time.Minute
+// loopsAreTold is how often the log tells that a service is part of a loop.
+const loopsAreTold = time.Minute
 
 // errNoHops says why a client is refused whose packets may cross no router any more.
 var errNoHops = errors.New("it came with a TTL of 1: a loop, unless the client traces its route")
@@ -100,10 +100,16 @@ func (h *hopCounts) pass(hops int32) bool {
 	return hops != 1
 }
 
-// looping reports whether the service seems to be part of a loop.
-func (h *hopCounts) looping() bool {
+// loopedSince reports whether the service seems to be part of a loop that a connection is in which began then: where that
+// comes back with few hops left, it comes after it has left.
+func (h *hopCounts) loopedSince(began int64) bool {
 	few := h.few.Load()
-	return few != 0 && sinceEpoch()-few < int64(loopingFor)
+	return few != 0 && few >= began
+}
+
+// expired reports whether err may be a router's answer to a TTL that the client chose, which says nothing of the endpoint.
+func expired(err error, hops int32) bool {
+	return hops > 0 && hops < fewHops && errors.Is(err, unix.EHOSTUNREACH)
 }
 
 // exceeded counts a connection or datagram that isn't forwarded for its TTL, and tells of the first in a while.
@@ -111,7 +117,7 @@ func (s *Server) exceeded(x *serviceState, client netip.Addr) {
 	now := time.Now()
 	x.failed.Add(1)
 	x.hops.refused.Add(1)
-	if last := x.hops.last.Swap(&lastRefused{now, client}); last == nil || now.Sub(last.at) > loopingFor {
+	if last := x.hops.last.Swap(&lastRefused{now, client}); last == nil || now.Sub(last.at) > loopsAreTold {
 		s.cfg.Logger.Warn("refused what came with a TTL of 1: the service is part of a loop, unless the client traces its route", "service", x.key, "client", client)
 	}
 }
@@ -126,6 +132,10 @@ func (x *session) exceed(datagram []byte) {
 	if w.now-w.told >= int64(timeExceededEvery) {
 		w.told = w.now
 		flow := x.flow()
-		w.server.cfg.TimeExceeded(flow[1], flow[0], datagram)
+		if err := w.server.cfg.TimeExceeded(flow[1], flow[0], datagram); err != nil {
+			w.server.untold.Do(func() {
+				w.server.cfg.Logger.Warn("clients aren't told that their datagrams' TTL ran out", "error", err)
+			})
+		}
 	}
 }

@@ -43,6 +43,7 @@ type Server struct {
 	running   sync.WaitGroup // loops and workers
 	prober    prober
 	before    atomic.Pointer[remembered] // nil without, and when it is old
+	untold    sync.Once                  // the log has that TimeExceeded fails
 
 	starvation
 	wantDescriptors chan struct{} // 1 slot: clients wait for them

@@ -180,7 +180,7 @@ func (x *tcpConn) failed(err error) {
 	e := x.endpoint.Swap(nil)
 	x.missed = &missed{e.address, err}
 	x.state.release(e)
-	if blames(err) {
+	if blames(err) && !expired(err, x.hops) {
 		x.loop.server.endpointFailed(x.state, e, x.client.Addr(), err)
 	}
 }

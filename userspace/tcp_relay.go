@@ -154,7 +154,7 @@ func (x *tcpConn) sourceDied(d int) {
 // the other one, neither has finished, and the search isn't over. In a loop each
 // connection on the way would try again what the next one has tried.
 func (x *tcpConn) mayRetry() bool {
-	return x.search != nil && x.attempt <= x.loop.server.retries(x.front.view.plan.Port) && !x.killed.Load() && x.loop.now < x.until && !x.state.hops.looping() &&
+	return x.search != nil && x.attempt <= x.loop.server.retries(x.front.view.plan.Port) && !x.killed.Load() && x.loop.now < x.until && !x.state.hops.loopedSince(x.began) &&
 		x.meters[clientSide].count.Load() == 0 && x.meters[endpointSide].count.Load() == 0 && x.ended == [2]bool{}
 }
 

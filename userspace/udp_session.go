@@ -328,7 +328,7 @@ func (x *session) send(ds [][]byte) {
 		ds = ds[n:]
 		switch {
 		case err == nil:
-		case !blames(err) || moves > movesAtOnce:
+		case !blames(err) || expired(err, x.upstream.hops) || moves > movesAtOnce:
 			ds = ds[1:] // lost, as datagrams may be
 		default:
 			moves++
@@ -365,7 +365,7 @@ func (x *session) answered(n, bytes int) {
 
 // broken handles an error that came back from the endpoint or the way to it.
 func (x *session) broken(err error) {
-	if blames(err) {
+	if blames(err) && !expired(err, x.upstream.hops) {
 		x.move(err)
 	} else if x.errors++; x.errors >= errorsInARow {
 		x.end()
