@@ -874,6 +874,10 @@ func (t *tracer) userspace(w way) {
 	if w = t.accepts(w, "kproxy's"); w.share < 1e-9 {
 		return
 	}
+	if onward := w.packet; !onward.Hop() { // the endpoint's packets have the client's TTL less one
+		t.finish(w, Refused, t.usedUp("the packet"))
+		return
+	}
 	if t.proxy == nil || t.proxy.Forecast == nil {
 		t.warn(SeverityNote, "which endpoint kproxy would take, only a running one that can be asked tells", "userspace", "")
 		w.doubt, w.certain = "kproxy's listener takes it, and what it does then only a kproxy that can be asked tells", false

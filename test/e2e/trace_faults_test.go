@@ -304,8 +304,8 @@ var faults = []fault{
 		verdict: trace.Refused, culprit: []string{"hop limit (TTL) is used up", "TTL --ttl-set 1", "rule 1 of chain PREROUTING in table mangle"},
 	},
 	{
-		name: "the hop limit of what stays here", in: inUserspace, plant: []string{"iptables -t mangle -I PREROUTING 1 -d 10.96.0.20 -p tcp -j TTL --ttl-set 1"}, lift: []string{"iptables -t mangle -D PREROUTING 1"},
-		fate: isAnswered, verdict: trace.Forwarded,
+		name: "the hop limit of what userspace carries", in: inUserspace, plant: []string{"iptables -t mangle -I PREROUTING 1 -d 10.96.0.20 -p tcp -j TTL --ttl-set 1"}, remedy: "iptables -t mangle -D PREROUTING 1",
+		verdict: trace.Refused, culprit: []string{"hop limit (TTL) is used up", "TTL --ttl-set 1", "rule 1 of chain PREROUTING in table mangle"},
 	},
 	{
 		name: "the answers' hop limit is used up", in: inDNAT, plant: []string{"nft add table ip guard { chain c { type filter hook prerouting priority -150 ; ip saddr 10.2.0.0/16 ip ttl set 1 ; } ; }"},

@@ -93,7 +93,7 @@ func (w *world) proxyOf(pref service.Preference) (*trace.Proxy, error) {
 		return nil, err
 	}
 	policy := plan.DefaultPolicy()
-	policy.Mode = mode
+	policy.Mode, policy.CloseClusterIPs = mode, true
 	networks, err := kernel.ReadNetworks()
 	if err != nil {
 		return nil, err
