@@ -14,7 +14,7 @@ import (
 )
 
 // event is one line of `go test -json` (go doc test2json), or one that run.sh adds:
-// "stage", what a part of it took.
+// "stage", what a part of it took, and "again", that a failed test is run once more.
 type event struct {
 	Action      string
 	Package     string
@@ -35,6 +35,7 @@ type report struct {
 	passed    int
 	failed    []string
 	reasons   map[string][]string // of failed, the lines that say why
+	again     []string            // tests that failed and run once more, each followed by why
 	skipped   []skip
 	elsewhere map[string]bool // tests that passed there, as they are named here
 
@@ -108,6 +109,18 @@ func (r *report) add(e event) {
 		delete(r.output, name)
 	case "fail":
 		r.fail(name, e)
+	case "again":
+		r.failed = slices.DeleteFunc(r.failed, func(f string) bool {
+			if f != name && !strings.HasPrefix(f, name+"/") {
+				return false
+			}
+			r.again = append(append(r.again, "failed once, so ran again, alone: "+f), r.reasons[f]...)
+			return true
+		})
+		r.broken[e.Package] = slices.ContainsFunc(r.failed, func(f string) bool {
+			test, ok := strings.CutPrefix(f, e.Package)
+			return ok && (test == "" || test[0] == ' ' && !strings.HasPrefix(test, " (")) // not of its run elsewhere
+		})
 	case "stage":
 		r.stages = append(r.stages, e)
 	}
@@ -218,6 +231,9 @@ func (r *report) finish(failSkipped bool) bool {
 	slices.SortFunc(r.long, func(a, b event) int { return cmp.Compare(b.Elapsed, a.Elapsed) })
 	for _, e := range r.long[:min(len(r.long), mostLong)] {
 		fmt.Fprintf(r.out, "long  %5.0fs  %s %s\n", e.Elapsed, path.Base(e.Package), e.Test)
+	}
+	for _, line := range r.again {
+		fmt.Fprintln(r.out, line)
 	}
 	for _, name := range r.failed {
 		fmt.Fprintln(r.out, "failed:", name)
