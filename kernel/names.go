@@ -62,7 +62,7 @@ const (
 	SetShort    = Prefix + "SHORT"    // addresses that pods and this node use by way of userspace
 	SetLeaving  = Prefix + "LEAVING"  // endpoints that get no new connections
 	SetCluster  = Prefix + "CLUSTER"  // cluster IPs that services have
-	SetLeft     = Prefix + "LEFT"     // addresses that another proxy serves
+	SetLeft     = Prefix + "LEFT"     // addresses that another proxy serves, or rules of the kernel
 	SetHealth   = Prefix + "HEALTH"   // ports at which load balancers ask for a Service's health
 )
 

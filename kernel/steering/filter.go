@@ -188,9 +188,7 @@ func (s Rules) closed() (look, noService []string) {
 			look = append(look, w.Rewritten+" -j RETURN")
 		}
 	}
-	if len(s.policy.ExcludeCIDRs) > 0 {
-		look = append(look, kernel.InSet(s.Set(kernel.SetLeft), "dst,dst")+" -j RETURN")
-	}
+	look = append(look, kernel.InSet(s.Set(kernel.SetLeft), "dst,dst")+" -j RETURN")
 	look = append(look, kernel.InSet(s.Set(kernel.SetCluster), "dst")+" "+kernel.Comment(kernel.ReasonNoPort)+" -g "+ChainNoPort)
 	networks, but := s.policy.Closed(s.Family)
 	for _, n := range networks {

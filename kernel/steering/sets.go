@@ -172,13 +172,19 @@ func (b *members) addService(s *plan.Service) {
 	b.clusterIPs(s)
 }
 
-// clusterIPs adds a service port's cluster IPs, and where another proxy serves it. Where they aren't closed, there are no
-// such sets.
+// clusterIPs adds a service port's cluster IPs, and where another proxy serves it, or rules of the kernel, which may be gone
+// for a moment: what they miss is to a port that a service has. Where cluster IPs aren't closed, there are no such sets.
 func (b *members) clusterIPs(s *plan.Service) {
 	for _, a := range s.Port.ClusterIPs {
 		b.put(kernel.FamilySet(kernel.SetCluster, service.FamilyOf(a)), a.String())
 	}
-	for _, at := range s.Left() {
+	left := s.Left()
+	for i := range s.Frontends {
+		if f := &s.Frontends[i]; s.InKernel() && f.Kind == plan.ClusterIP {
+			left = append(left, f.Address)
+		}
+	}
+	for _, at := range left {
 		b.put(kernel.FamilySet(kernel.SetLeft, service.FamilyOf(at.Addr())), kernel.AddressEntry(s.Port.Protocol, at))
 	}
 }
