@@ -135,7 +135,7 @@ func runLesson(c *cli.Context, number int, l *lesson.Lesson) (err error) {
 // binScript runs the kproxy that made the lab; commands that ask a running one ask the lab's.
 const binScript = `#!/bin/sh
 case "$1" in
-status|ready|describe|connections|events|pin|drain|trace) exec %[1]s "$@" --socket %[2]s ;;
+status|ready|describe|connections|events|pin|drain|trace|bugreport) exec %[1]s "$@" --socket %[2]s ;;
 esac
 exec %[1]s "$@"
 `
