@@ -270,7 +270,12 @@ func (a *Agent) Traffic(last *plan.Plan) (is *plan.Plan, some func(each func(ser
 	defer a.counting.RUnlock()
 	p, kernel := a.current.Load(), a.accounting.Traffic()
 	user := map[service.Key]userspace.Counters{}
-	a.userspace.Traffic(func(k service.Key, c userspace.Counters) { user[k], kernel[k] = c, kernel[k] })
+	a.userspace.Traffic(func(k service.Key, c userspace.Counters) {
+		user[k] = c
+		if none, counted := kernel[k]; !counted {
+			kernel[k] = none // what either has carried is a key of it
+		}
+	})
 	return p, func(each func(service.Key, plan.DataPlane, plan.Connections)) {
 		one := func(s *plan.Service) {
 			each(s.Port.Key, s.DataPlane, connectionsOf(user[s.Port.Key], kernel[s.Port.Key]))

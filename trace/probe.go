@@ -74,7 +74,7 @@ func repeated(c net.Conn) (again bool) {
 	time.Sleep(halfOpen)
 	raw, err := c.(*net.TCPConn).SyscallConn()
 	if err == nil {
-		err = onSocket(raw, func(fd int) error {
+		_ = onSocket(raw, func(fd int) error { // where the kernel doesn't say, nothing is known of it
 			info, err := unix.GetsockoptTCPInfo(fd, unix.IPPROTO_TCP, unix.TCP_INFO)
 			again = err == nil && info.Segs_in > 1 && info.Data_segs_in == 0
 			return err
