@@ -5,7 +5,7 @@ import (
 	"regexp"
 )
 
-// secrets are what credentials look like in text. A report has nothing that reads them from where they are kept; these catch what
+// secrets match credentials in text. A report has nothing that reads them from where they are kept; these catch what
 // got into a log line, an error or a URL. Each pattern needs one of its words to be there, which is quick to see.
 var secrets = []struct {
 	words   []string

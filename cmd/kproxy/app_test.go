@@ -96,7 +96,7 @@ func (f *fakeProxy) Trace(_ context.Context, req trace.Request) (trace.Result, e
 }
 
 // serve answers at a socket until the test ends, and returns its path.
-// served is what its control socket serves.
+// served lists what its control socket serves.
 func (f *fakeProxy) served(rec *web.Recorder) web.APIConfig {
 	return web.APIConfig{Source: f, Recorder: rec, Log: func() []byte { return []byte(f.log) }, Configz: map[string]any{"kproxy.dev": map[string]any{"master": "https://example"}}}
 }

@@ -11,7 +11,7 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// bootstrap is what a container needs before it can run make.
+// bootstrap installs what a container needs before it can run make.
 const bootstrap = "apt-get update -q && apt-get install -q -y ca-certificates curl git make"
 
 // TestWorkflows: what GitHub runs is what make runs anywhere: every command is a target of the Makefile. A release is tested

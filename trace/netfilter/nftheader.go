@@ -126,7 +126,7 @@ func (d *nftDecoder) option(a attributes) instruction {
 	}
 }
 
-// extensionHeaders are those of IPv6, by nft's names.
+// extensionHeaders lists those of IPv6, by nft's names.
 var extensionHeaders = map[uint64]string{0: "hbh", 43: "rt", 44: "frag", 60: "dst", 135: "mh"}
 
 // metaName is nft's name of a field of meta; empty if it has none here.
