@@ -57,10 +57,15 @@ func (t *tracer) answer(w way, r *route) []end {
 			}
 		}
 		if h == netfilter.Forward {
-			q := query{to: t.client.Address, from: endpoint.Addr(), in: in, mark: p.Mark}
-			if _, stop := t.wayBack(q, fmt.Sprintf("the answers of %s don't come back", q.from),
-				fmt.Sprintf("look at the routes (ip route show to match %s, ip rule) for what comes from %s", q.to, q.from)); stop != nil {
+			q := t.host.query(&p)
+			q.to, q.from, q.in = t.client.Address, endpoint.Addr(), in
+			back, stop := t.wayBack(q, fmt.Sprintf("the answers of %s don't come back", q.from),
+				fmt.Sprintf("look at the routes (ip route show to match %s, ip rule) for what comes from %s", q.to, q.from))
+			if stop != nil {
 				return append(out, end{w, Dropped, stop})
+			}
+			if stop := t.aside(&back, "the answers of "+endpoint.Addr().String()); stop != nil {
+				return append(out, end{w, Undetermined, stop})
 			}
 			p.Out = t.client.Interface
 			if !p.Hop() {
@@ -93,9 +98,17 @@ func (t *tracer) accepts(w way, whose string) way {
 	if t.client.Node {
 		p.Out, hooks = loopback, append(hooks, netfilter.Prerouting, netfilter.Input)
 	} else {
-		back, stop := t.wayBack(query{to: t.client.Address}, whose+" answers don't get to the client", "")
+		q := t.host.query(&p)
+		if q.to, q.in = t.client.Address, ""; !t.host.local(q.from) {
+			q.from = netip.Addr{}
+		}
+		back, stop := t.wayBack(q, whose+" answers don't get to the client", "")
+		v := Dropped
+		if stop == nil {
+			v, stop = Undetermined, t.aside(&back, whose+" answers")
+		}
 		if stop != nil {
-			t.finish(w, Dropped, stop)
+			t.finish(w, v, stop)
 			w.share = 0
 			return w
 		}
@@ -147,7 +160,7 @@ func (t *tracer) answerRouted(endpoint netip.Addr, in string, home bool, mark ui
 // notDelivered says why the kernel sends an endpoint's answer to kproxy on, to the
 // client whose address it bears; nil if it doesn't.
 func (t *tracer) notDelivered(p *netfilter.Packet) *Finding {
-	back := t.host.route(query{to: p.Dst.Addr(), from: p.Src.Addr(), in: p.In, mark: p.Mark})
+	back := t.host.route(t.host.query(p))
 	switch {
 	case back.local():
 		return nil
@@ -171,6 +184,16 @@ func (t *tracer) wayBack(q query, what, remedy string) (route, *Finding) {
 		f.What = what + ": " + f.What
 	}
 	return back, f
+}
+
+// aside says that answers leave by another link than the client's packets come in on, so that only those who know the network
+// behind can tell whether they arrive, such as by a VPN's default route; nil if they don't. Of a pod, its link tells.
+func (t *tracer) aside(back *route, what string) *Finding {
+	if t.departs || t.arrives || back.link == t.client.Interface || back.local() || t.guest(t.client.Address) != nil {
+		return nil
+	}
+	return &Finding{SeverityError, fmt.Sprintf("%s leave by %s, and not by %s, on which packets of %s come in: whether they get there isn't known here", what, back.link, t.client.Interface, back.to),
+		back.command(), fmt.Sprintf("look at ip rule and ip route show table %d: have what comes in on %s be answered there, as a rule for its addresses does (ip rule add from ADDRESS lookup main)", back.table, t.client.Interface)}
 }
 
 // answerPasses takes an answer through a hook: what is left of w with the packet as it goes on, and what is stopped.
@@ -228,7 +251,7 @@ func (t *tracer) turnsOff(p netfilter.Packet, at passage, who string) *Finding {
 	if !routed {
 		return nil
 	}
-	r := t.host.route(query{to: p.Dst.Addr(), from: p.Src.Addr(), in: p.In, mark: p.Mark})
+	r := t.host.route(t.host.query(&p))
 	if r.local() == (at.hook == netfilter.Input) && r.passes() && (r.local() || r.link == p.Out) {
 		return nil
 	}

@@ -15,6 +15,7 @@ const maxVisits = 32
 func (t *tracer) visitEndpoint(w way, r *route) way {
 	g := t.guest(w.packet.Dst.Addr())
 	if g == nil {
+		t.warn(SeverityNote, "of endpoints whose network namespace isn't seen from here, such as those of other nodes, the trace ends at the door", "", "look from there: kproxy trace on that node; or have connections made: --probe")
 		return w
 	}
 	if t.visits++; t.visits > maxVisits {

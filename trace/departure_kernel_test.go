@@ -5,9 +5,12 @@ import (
 	"net"
 	"net/netip"
 	"os"
+	"slices"
 	"strings"
 	"testing"
+	"time"
 
+	"golang.org/x/sys/unix"
 	"kproxy.dev/kproxy/kernel/kerneltest"
 	"kproxy.dev/kproxy/service"
 )
@@ -111,5 +114,101 @@ func TestHairpin(t *testing.T) {
 		if r.Verdict != tt.verdict || !strings.Contains(r.Culprit, tt.culprit) || tt.culprit == "" && r.Culprit != "" {
 			t.Errorf("%s: verdict %s, culprit %q, want %s and %q", tt.setup, r.Verdict, r.Culprit, tt.verdict, tt.culprit)
 		}
+	}
+}
+
+// TestOtherWays: where rules and hops of routing lead some packets astray, the trace says so, and real ones do.
+func TestOtherWays(t *testing.T) {
+	n := kerneltest.NewNetwork(t, 2)
+	n.Serve(2, "b", 9000)
+	seen(t, n, 2)
+	sh(t, "iptables -t nat -A PREROUTING -d 10.96.0.10 -p tcp --dport 80 -j DNAT --to-destination 10.2.0.2:9000", "ip link add vpn type veth peer name far",
+		"ip link set vpn up arp off", "ip link set far up", "ip route replace default via 10.1.0.2", "sysctl -qw net.ipv4.fib_multipath_hash_policy=1")
+	outside := netip.MustParseAddr("203.0.113.5")
+	n.On(1, func() { sh(t, "ip addr add 203.0.113.5/32 dev lo") })
+	ask := func() (answered int) {
+		n.On(1, func() {
+			for range 8 {
+				d := net.Dialer{LocalAddr: net.TCPAddrFromAddrPort(netip.AddrPortFrom(outside, 0)), Timeout: 150 * time.Millisecond}
+				if c, err := d.Dial("tcp", "10.96.0.10:80"); err == nil {
+					c.Close()
+					answered++
+				}
+			}
+		})
+		return answered
+	}
+	for _, tt := range []struct {
+		name, plant, lift string
+		least, most       int // of 8 connections are answered
+		verdict           Verdict
+		culprit           []string
+	}{
+		{"nothing is planted", "true", "true", 8, 8, Forwarded, nil},
+		{"a VPN's default route", "ip route add default dev vpn table 51820 && ip rule add pref 100 not fwmark 0xca6c lookup 51820 && ip rule add pref 99 lookup main suppress_prefixlength 0",
+			"ip rule del pref 100 && ip rule del pref 99", 0, 0, Undetermined, []string{"the answers of 10.2.0.2 leave by vpn, and not by host1", "203.0.113.5", "lookup main"}},
+		{"a rule of routing by ports", "ip rule add pref 100 ipproto tcp dport 9000 prohibit", "ip rule del pref 100", 0, 0, Refused, []string{"no way to 10.2.0.2", "prohibit"}},
+		{"a rule of routing by other ports", "ip rule add pref 100 ipproto tcp dport 9001 prohibit", "ip rule del pref 100", 8, 8, Forwarded, nil},
+		{"a rule of routing for answers by their port", "ip rule add pref 100 ipproto tcp sport 9000 blackhole", "ip rule del pref 100", 0, 0, Dropped, []string{"the answers of 10.2.0.2 don't", "ipproto tcp sport 9000"}},
+		{"one of two hops is dead", "ip route replace 10.2.0.2/32 nexthop dev host2 nexthop via 10.1.0.99 dev host1", "ip route del 10.2.0.2/32", 1, 7, Forwarded,
+			[]string{"50 % of new connections", "no host on host1 answers for 10.1.0.99"}},
+	} {
+		for line := range strings.SplitSeq(tt.plant, " && ") {
+			sh(t, line)
+		}
+		got := ask()
+		for range 3 { // of two hops, chance may take one every time
+			if got < tt.least || got > tt.most {
+				got = ask()
+			}
+		}
+		if got < tt.least || got > tt.most {
+			t.Errorf("%s: %d of 8 connections are answered, want %d to %d", tt.name, got, tt.least, tt.most)
+		}
+		r, err := Run(t.Context(), Request{Address: netip.MustParseAddrPort("10.96.0.10:80"), Protocol: service.TCP, From: outside}, nil)
+		if err != nil || r.Verdict != tt.verdict || len(tt.culprit) == 0 && r.Culprit != "" {
+			t.Errorf("%s: %v, verdict %s, want %s:\n%s", tt.name, err, r.Verdict, tt.verdict, r.Text(Look{Width: 200}))
+		}
+		for _, words := range tt.culprit {
+			if !strings.Contains(r.Culprit, words) {
+				t.Errorf("%s: culprit %q doesn't say %q", tt.name, r.Culprit, words)
+			}
+		}
+		for line := range strings.SplitSeq(tt.lift, " && ") {
+			sh(t, line)
+		}
+	}
+}
+
+// TestNobodyAnswersARP: of a pod that is there, and whose firewall drops what asks for it, the kernel's own attempts tell.
+func TestNobodyAnswersARP(t *testing.T) {
+	n := kerneltest.NewNetwork(t, 2)
+	n.Serve(2, "b", 9000)
+	seen(t, n, 2)
+	n.On(2, func() {
+		sh(t, "nft add table netdev guard { chain c { type filter hook ingress device eth0 priority 0 ; meta protocol arp drop ; } ; }")
+	})
+	sh(t, "iptables -t nat -A PREROUTING -d 10.96.0.10 -p tcp --dport 80 -j DNAT --to-destination 10.2.0.2:9000", "ip neigh flush dev host2")
+	req := Request{Address: netip.MustParseAddrPort("10.96.0.10:80"), Protocol: service.TCP, From: n.Address(service.IPv4, 1)}
+	n.On(1, func() {
+		if c, err := net.DialTimeout("tcp", "10.96.0.10:80", 100*time.Millisecond); err == nil {
+			c.Close()
+			t.Error("the endpoint is reached")
+		}
+	})
+	if r, err := Run(t.Context(), req, nil); err != nil || r.Verdict != Dropped || !strings.Contains(r.Culprit, "no host on host2 answers for 10.2.0.2") {
+		t.Errorf("while the kernel asks: %v, verdict %s, culprit %q", err, r.Verdict, r.Culprit)
+	}
+	to := route{query: query{to: n.Address(service.IPv4, 2)}, link: "host2"}
+	for began := time.Now(); time.Since(began) < time.Minute; time.Sleep(100 * time.Millisecond) {
+		if h, err := readHop(&to); err != nil || h.neighbour == unix.NUD_FAILED {
+			break
+		}
+	}
+	r, err := Run(t.Context(), req, nil)
+	if err != nil || r.Verdict != Forwarded || !slices.ContainsFunc(r.Findings, func(f Finding) bool {
+		return f.Severity == SeverityWarning && strings.Contains(f.What, "has asked for 10.2.0.2 on host2 in vain") && strings.Contains(f.Remedy, "ebtables")
+	}) {
+		t.Errorf("when it has given up: %v, verdict %s:\n%s", err, r.Verdict, r.Text(Look{}))
 	}
 }

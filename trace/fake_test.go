@@ -31,7 +31,7 @@ type scene struct {
 // The usual scene: a node between a client's network and two backends.
 func usual() scene {
 	return scene{
-		local:  []string{"10.1.0.1", "10.96.0.99"},
+		local:  []string{"10.1.0.1", "10.2.0.1", "10.96.0.99"},
 		routes: map[string]string{"10.1.0.2": "client", "10.2.0.2": "b1", "10.2.0.3": "b2", "10.96.0.10": "client"},
 		use:    [2]int{1, 100},
 	}
@@ -71,6 +71,8 @@ func (c scene) host(t *testing.T) *hostState {
 	s.reversePath = func(netip.Addr, string, uint32) reversePath { return c.filter }
 	s.conntrack = func() (int, int, error) { return c.use[0], c.use[1], nil }
 	s.sets = func(func(string) bool) ([]kernel.SetState, error) { return nil, nil }
+	s.hops = func(*route) []nextHop { return nil }
+	s.uplink = func(service.Family) string { return "" }
 	s.hop = func(*route) (hop, error) { return hop{carrier: true}, nil }
 	s.throughDefault = func(query) bool { return false }
 	s.linksDown = func() []string { return nil }

@@ -275,6 +275,8 @@ func (t *tracer) ownStop(s *netfilter.Step, v netfilter.Verdict) *Finding {
 	where, refused := place(s), strings.Contains(s.Text, "@refused")
 	to := t.req.Address.Addr()
 	switch {
+	case (s.Chain == steering.ChainNoPort || s.Chain == "no-port") && t.frontend != nil:
+		return &Finding{SeverityError, fmt.Sprintf("no rule leads packets for %s to %s: they count as for a port that no Service has", t.req.Address, t.serviceName()), where, t.repairs()}
 	case s.Chain == steering.ChainNoPort || s.Chain == "no-port":
 		return &Finding{SeverityError, fmt.Sprintf("%s is a cluster IP, and no Service has port %d there by %s", to, t.req.Address.Port(), t.req.Protocol), where,
 			"look which ports the Service has: kproxy status; --close-cluster-ips=false lets such packets pass"}
@@ -507,7 +509,7 @@ func (t *tracer) received(w way) {
 			rp.String(), rp.remedy()})
 		return
 	}
-	r := t.host.route(query{to: to, from: from, in: w.packet.In, mark: w.packet.Mark})
+	r := t.host.route(t.host.query(&w.packet))
 	own := t.host.route(query{to: to, mark: w.packet.Mark}) // of this node itself
 	off := t.host.forwarding(service.FamilyOf(to), w.packet.In)
 	switch {
@@ -578,7 +580,9 @@ func (t *tracer) notForwarding(setting, in string) *Finding {
 func (t *tracer) noRoute(r *route) *Finding {
 	asked := *r
 	if r.in != "" {
-		if plain := t.host.route(query{to: r.to, mark: r.mark}); !plain.passes() {
+		q := r.query
+		q.from, q.in = netip.Addr{}, ""
+		if plain := t.host.route(q); !plain.passes() {
 			asked = plain
 		}
 	}
@@ -616,12 +620,14 @@ func (t *tracer) deliver(w way) {
 
 // originate follows a packet of this node's own.
 func (t *tracer) originate(source netip.Addr) {
-	r := t.host.route(query{to: t.req.Address.Addr(), from: source})
 	w := way{share: 1, certain: true}
+	w.packet = netfilter.NewPacket(t.req.Protocol, netip.AddrPortFrom(source, clientPort), t.req.Address, "")
+	r := t.host.route(t.host.query(&w.packet))
 	if !source.IsValid() {
 		source = r.source
+		w.packet.Src = netip.AddrPortFrom(source, clientPort)
+		w.packet.OrigSrc = w.packet.Src
 	}
-	w.packet = netfilter.NewPacket(t.req.Protocol, netip.AddrPortFrom(source, clientPort), t.req.Address, "")
 	w.packet.Unnamed = t.departs
 	t.near(&w.packet, &r)
 	if !r.passes() {
@@ -647,7 +653,9 @@ func (t *tracer) originate(source netip.Addr) {
 // a rule gave it another destination or mark (ip_route_me_harder).
 func (t *tracer) reroute(w way, r *route) {
 	if to := w.packet.Dst.Addr(); to != r.to || w.packet.Mark != r.mark {
-		again := t.host.route(query{to: to, mark: w.packet.Mark})
+		q := t.host.query(&w.packet)
+		q.from = netip.Addr{}
+		again := t.host.route(q)
 		r = &again
 		if !r.passes() {
 			t.showRoute(w, r, "dropped")
@@ -681,8 +689,12 @@ func (t *tracer) leave(w way, r *route) {
 
 // emit follows a connection that userspace or IPVS makes to w's endpoint.
 func (t *tracer) emit(w way) {
-	q := query{to: w.packet.Dst.Addr(), mark: w.packet.Mark}
+	q := t.host.query(&w.packet)
+	q.from = netip.Addr{}
 	r := t.host.route(q)
+	if w.transparent && r.passes() && !r.local() {
+		r = t.routeFrom(w, r)
+	}
 	if !r.passes() {
 		t.showRoute(w, &r, "fails")
 		v := Dropped
@@ -704,6 +716,20 @@ func (t *tracer) emit(w way) {
 	t.pass(w, netfilter.Output, netfilter.Whole, func(w way) { t.reroute(w, &r) })
 }
 
+// routeFrom returns the route of a connection that kproxy makes from the client's address, where rules of routing lead what comes
+// from there elsewhere than r, or nowhere; r if they don't. The kernel answers for an address that isn't its own only as for
+// what comes in, so by the loopback link, and its other refusals are about that.
+func (t *tracer) routeFrom(w way, r route) route {
+	q := t.host.query(&w.packet)
+	q.in = loopback
+	from := t.host.route(q)
+	refused := errors.Is(from.err, unix.EACCES) || errors.Is(from.err, unix.ENETUNREACH) || from.err == nil && !from.passes()
+	if refused || from.passes() && !from.local() && (from.link != r.link || from.via != r.via) {
+		return from
+	}
+	return r
+}
+
 // arrived is the end of a way that leads to another host or pod.
 func (t *tracer) arrived(w way, r *route) {
 	if t.departs {
@@ -714,12 +740,29 @@ func (t *tracer) arrived(w way, r *route) {
 		t.finish(w, NotAService, nil)
 		return
 	}
+	hops := t.host.hops(r)
+	for _, h := range hops {
+		v, by := w, *r
+		by.link, by.via, v.share = h.link, h.via, w.share*h.share
+		t.reach(v, &by)
+	}
+	if len(hops) == 0 {
+		t.reach(w, r)
+	}
+}
+
+// reach follows a packet from this node to its endpoint by one next hop, and the answer back.
+func (t *tracer) reach(w way, r *route) {
 	if v, stop := t.unreached(w.packet, r); stop != nil {
 		t.finish(w, v, stop)
 		return
 	}
 	if stop := t.noHairpin(w, r); stop != nil {
 		t.finish(w, Dropped, stop)
+		return
+	}
+	if stop := t.strangeSource(w); stop != nil {
+		t.finish(w, Undetermined, stop)
 		return
 	}
 	t.checkMTU(w, r)
@@ -729,6 +772,17 @@ func (t *tracer) arrived(w way, r *route) {
 	for _, e := range t.answer(w, r) {
 		t.finish(e.way, e.verdict, e.stop)
 	}
+}
+
+// strangeSource says that a rule gave the packet a source that isn't this node's, so that an endpoint elsewhere may answer to
+// somebody else; nil if none did. Pods of this node answer by way of the node, whose conntrack knows the connection.
+func (t *tracer) strangeSource(w way) *Finding {
+	src := w.packet.Src.Addr()
+	if !w.packet.SNAT || !src.IsValid() || src == t.client.Address || t.host.local(src) || t.guest(w.packet.Dst.Addr()) != nil {
+		return nil
+	}
+	return &Finding{SeverityError, fmt.Sprintf("a rule has the packet come from %s, which isn't an address of this node: whether answers to it come back here isn't known", src), w.masked,
+		"have it SNAT to an address of the node's, or MASQUERADE, unless the network leads that address here"}
 }
 
 // receive is a socket of this node's.
@@ -786,7 +840,7 @@ func (t *tracer) receive(w way) {
 			f.What = fmt.Sprintf("the endpoint's address %s is also this node's, on link %s, so that packets don't leave it; nothing listens on %s there", to, link, text)
 			f.Where, f.Remedy = "link "+link, fmt.Sprintf("ip addr del %s/%d dev %s, or give the endpoint another address", to, to.BitLen(), link)
 		case !t.host.local(to) && !w.userspace && w.packet.In != "" && w.packet.In != loopback:
-			r := t.host.route(query{to: to, from: w.packet.Src.Addr(), in: w.packet.In, mark: w.packet.Mark})
+			r := t.host.route(t.host.query(&w.packet))
 			if r.table == unix.RT_TABLE_LOCAL {
 				break
 			}

@@ -95,6 +95,9 @@ func TestFollow(t *testing.T) {
 		{"a pod doesn't reach itself without masquerading", "10.2.0.2", func(c *scene) {
 			c.rules = strings.Replace(masquerades, "-A POSTROUTING", "-A POSTROUTING -s 10.2.0.0/16 -j ACCEPT\n-A POSTROUTING", 1)
 		}, nil, Dropped, []string{"the client is the endpoint itself", "isn't masqueraded", "-A POSTROUTING -s 10.2.0.0/16 -j ACCEPT", "rule 1 of chain POSTROUTING in table nat"}, nil},
+		{"another source, of which it isn't known who has it", "10.1.0.2", func(c *scene) {
+			c.rules = strings.Replace(masquerades, "-j MASQUERADE", "-j SNAT --to-source 192.0.2.9", 1)
+		}, nil, Undetermined, []string{"come from 192.0.2.9, which isn't an address of this node", "rule 1 of chain POSTROUTING"}, nil},
 		{"answers dropped", "10.1.0.2", func(c *scene) { c.rules = toEndpoints + filterRule("-A FORWARD -s 10.2.0.0/16 -j DROP") }, nil, Dropped, []string{"the answer of"}, nil},
 		{"some answers dropped", "10.1.0.2", func(c *scene) {
 			c.rules = toEndpoints + filterRule("-A FORWARD -s 10.2.0.0/16 -m statistic --mode random --probability 0.2 -j DROP")

@@ -9,11 +9,13 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
 
 	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 	"kproxy.dev/kproxy/conntrack"
 	"kproxy.dev/kproxy/kernel"
@@ -39,6 +41,9 @@ type hostState struct {
 	sets func(names func(string) bool) ([]kernel.SetState, error)
 	// What is behind the routing decision.
 	hop            func(*route) (hop, error)
+	hops           func(*route) []nextHop // that connections are spread over; nil for the one that the route has
+	uplink         func(service.Family) string
+	byPorts        bool // rules of routing look at protocols or ports
 	throughDefault func(query) bool
 	linksDown      func() []string
 	neighbours     func() (neighbourhood, error)
@@ -73,7 +78,7 @@ func readHost(ctx context.Context, f service.Family, proxy *Proxy) (*hostState, 
 	return &hostState{
 		addresses: own, route: askRoute, walk: tables.Walk, rules: tables.Rules, listener: listenerFor, stopped: stoppedOwner, disabled: disabled,
 		forwarding: forwardingOff, reversePath: checkReversePath, conntrack: conntrack.Use, notes: tables.Notes,
-		hop: readHop, throughDefault: throughDefault, linksDown: linksDown,
+		hop: readHop, hops: nextHops, uplink: uplink, byPorts: rulesByPorts(f), throughDefault: throughDefault, linksDown: linksDown,
 		neighbours: sync.OnceValues(func() (neighbourhood, error) { return neighbours(spaces()) }),
 		visit:      func(path string, g func(*hostState)) error { return visit(ctx, f, path, g) },
 		sets:       sets.List, close: sets.Close,
@@ -159,6 +164,24 @@ type query struct {
 	to, from netip.Addr // from may be the zero Addr
 	in       string     // interface it came in on; empty for this node's own
 	mark     uint32
+
+	protocol     service.Protocol // 0: rules of routing don't look at it, nor at the ports
+	sport, dport uint16
+}
+
+// query asks for a packet's route.
+func (s *hostState) query(p *netfilter.Packet) query {
+	q := query{to: p.Dst.Addr(), from: p.Src.Addr(), in: p.In, mark: p.Mark}
+	if s.byPorts {
+		q.protocol, q.sport, q.dport = p.Protocol, p.Src.Port(), p.Dst.Port()
+	}
+	return q
+}
+
+// rulesByPorts reports whether a rule of routing looks at protocols or ports.
+func rulesByPorts(f service.Family) bool {
+	rules, _ := netlink.RuleList(netlinkFamily(f))
+	return slices.ContainsFunc(rules, func(r netlink.Rule) bool { return r.IPProto != 0 || r.Sport != nil || r.Dport != nil })
 }
 
 // route is the kernel's answer to a query.
@@ -184,28 +207,122 @@ func (r *route) passes() bool {
 // askRoute asks the kernel for a route (RTM_GETROUTE), as ip route get does.
 func askRoute(q query) route {
 	r := route{query: q}
-	o := &netlink.RouteGetOptions{Iif: q.in, Mark: q.mark}
-	if q.from.IsValid() {
-		o.SrcAddr = q.from.AsSlice()
-	}
-	found, err := netlink.RouteGetWithOptions(q.to.AsSlice(), o)
-	if err == nil && len(found) == 0 {
-		err = unix.ENETUNREACH
-	}
+	answer, err := q.ask()
 	if err != nil {
 		r.err = err
 		return r
 	}
-	f := &found[0]
-	r.kind, r.table, r.mtu = f.Type, f.Table, f.MTU
-	r.via, r.source = addrOf(f.Gw), addrOf(f.Src)
-	if via, ok := f.Via.(*netlink.Via); ok && !r.via.IsValid() {
-		r.via = addrOf(via.Addr)
-	}
-	if link, err := netlink.LinkByIndex(f.LinkIndex); err == nil {
-		r.link = link.Attrs().Name
+	r.kind = int(nl.DeserializeRtMsg(answer).Type)
+	for kind, value := range nlmsg.Attributes(answer[unix.SizeofRtMsg:]) {
+		switch kind {
+		case unix.RTA_TABLE:
+			r.table = int(binary.NativeEndian.Uint32(value))
+		case unix.RTA_PREFSRC:
+			r.source = addrOf(value)
+		case unix.RTA_GATEWAY:
+			r.via = addrOf(value)
+		case unix.RTA_VIA: // a gateway of the other family, behind its number
+			r.via = addrOf(value[2:])
+		case unix.RTA_METRICS:
+			for metric, n := range nlmsg.Attributes(value) {
+				if metric == unix.RTAX_MTU {
+					r.mtu = int(binary.NativeEndian.Uint32(n))
+				}
+			}
+		case unix.RTA_OIF:
+			if link, err := netlink.LinkByIndex(int(binary.NativeEndian.Uint32(value))); err == nil {
+				r.link = link.Attrs().Name
+			}
+		}
 	}
 	return r
+}
+
+// ask returns the kernel's answer: a struct rtmsg with its attributes.
+func (q query) ask() ([]byte, error) {
+	const protocol, sport, dport = 27, 28, 29 // RTA_IP_PROTO and the next (include/uapi/linux/rtnetlink.h, since Linux 4.18)
+	request := nl.NewNetlinkRequest(unix.RTM_GETROUTE, 0)
+	m := &nl.RtMsg{}
+	m.Family, m.Dst_len, m.Flags = uint8(netlinkFamily(service.FamilyOf(q.to))), uint8(q.to.BitLen()), unix.RTM_F_LOOKUP_TABLE
+	request.AddData(m)
+	add := func(kind int, value ...byte) { request.AddData(nl.NewRtAttr(kind, value)) }
+	add(unix.RTA_DST, q.to.AsSlice()...)
+	if q.from.IsValid() {
+		m.Src_len = uint8(q.from.BitLen())
+		add(unix.RTA_SRC, q.from.AsSlice()...)
+	}
+	if q.in != "" {
+		link, err := netlink.LinkByName(q.in)
+		if err != nil {
+			return nil, err
+		}
+		add(unix.RTA_IIF, nl.Uint32Attr(uint32(link.Attrs().Index))...)
+	}
+	add(unix.RTA_MARK, nl.Uint32Attr(q.mark)...)
+	if q.protocol != 0 {
+		add(protocol, byte(q.protocol))
+		add(sport, binary.BigEndian.AppendUint16(nil, q.sport)...)
+		add(dport, binary.BigEndian.AppendUint16(nil, q.dport)...)
+	}
+	answers, err := request.Execute(unix.NETLINK_ROUTE, unix.RTM_NEWROUTE)
+	if err == nil && len(answers) == 0 {
+		err = unix.ENETUNREACH
+	}
+	if err != nil {
+		return nil, err
+	}
+	return answers[0], nil
+}
+
+// nextHop is one of those that a route has.
+type nextHop struct {
+	link  string
+	via   netip.Addr
+	share float64
+}
+
+// nextHops returns the next hops that connections by a route are spread over by their ports; nil where there is one, or where the
+// addresses decide, so that the route already has the hop of this client (fib_multipath_hash in net/ipv4/route.c).
+func nextHops(r *route) (out []nextHop) {
+	family := map[bool]string{true: "ipv4", false: "ipv6"}[r.to.Is4()]
+	if policy, _ := kernel.ReadSysctl("net", family, "fib_multipath_hash_policy"); policy != 1 {
+		return nil
+	}
+	o := &netlink.RouteGetOptions{Iif: r.in, Mark: r.mark, FIBMatch: true}
+	if r.from.IsValid() {
+		o.SrcAddr = r.from.AsSlice()
+	}
+	found, err := netlink.RouteGetWithOptions(r.to.AsSlice(), o)
+	if err != nil || len(found) == 0 {
+		return nil
+	}
+	total := 0
+	for _, h := range found[0].MultiPath {
+		if h.Flags&(unix.RTNH_F_DEAD|unix.RTNH_F_LINKDOWN) != 0 { // the kernel leaves it out
+			continue
+		}
+		link, err := netlink.LinkByIndex(h.LinkIndex)
+		if err != nil {
+			continue
+		}
+		total += h.Hops + 1
+		out = append(out, nextHop{link.Attrs().Name, addrOf(h.Gw), float64(h.Hops + 1)})
+	}
+	for i := range out {
+		out[i].share /= float64(total)
+	}
+	return out
+}
+
+// uplink returns the link of the default route in the main table; empty if there is none.
+func uplink(f service.Family) string {
+	routes, _ := netlink.RouteList(nil, netlinkFamily(f)) // of that table
+	for i := range routes {
+		if link, err := netlink.LinkByIndex(routes[i].LinkIndex); isDefault(&routes[i]) && err == nil {
+			return link.Attrs().Name
+		}
+	}
+	return ""
 }
 
 func netlinkFamily(f service.Family) int {
@@ -236,7 +353,7 @@ func (r *route) String() string {
 // command is the command that asks the same.
 func (r *route) command() string {
 	return "ip route get " + r.to.String() + clause("from", r.from, r.from.IsValid()) + clause("iif", r.in, r.in != "") +
-		clause("mark", fmt.Sprintf("%#x", r.mark), r.mark != 0)
+		clause("mark", fmt.Sprintf("%#x", r.mark), r.mark != 0) + clause("ipproto", fmt.Sprintf("%s sport %d dport %d", r.protocol, r.sport, r.dport), r.protocol != 0)
 }
 
 // clause is a word of ip's with its value, where there is one.

@@ -156,12 +156,23 @@ func (t *tracer) noHop(r *route) *Finding {
 		}
 		return &Finding{SeverityError, fmt.Sprintf("the neighbour entry of %s on %s is wrong: packets are addressed to %s, but %s has %s", h.to, h.link, h.mac, g.link, strings.Join(g.macs, ", ")),
 			fmt.Sprintf("neighbour %s on %s (%s)", h.to, h.link, neighbourText(h.neighbour)), fmt.Sprintf("ip neigh del %s dev %s", h.to, h.link)}
-	case h.neighbour&(unix.NUD_FAILED|unix.NUD_INCOMPLETE) != 0 && g == nil:
-		return &Finding{SeverityError, fmt.Sprintf("no host on %s answers for %s: the kernel asks (ARP, neighbour discovery) in vain", h.link, h.to),
+	case h.neighbour&unix.NUD_INCOMPLETE != 0 || h.neighbour&unix.NUD_FAILED != 0 && g == nil:
+		f := &Finding{SeverityError, fmt.Sprintf("no host on %s answers for %s: the kernel asks (ARP, neighbour discovery) in vain", h.link, h.to),
 			fmt.Sprintf("neighbour %s on %s (%s)", h.to, h.link, neighbourText(h.neighbour)), "look whether the pod or host is there, and has this address"}
+		if g != nil {
+			f.What += fmt.Sprintf(", although %s has it", g.path)
+			f.Remedy = remedyARP
+		}
+		return f
+	case h.neighbour&unix.NUD_FAILED != 0: // from before it was there, or it still is so
+		t.warn(SeverityWarning, fmt.Sprintf("the kernel has asked for %s on %s in vain, although %s has it", h.to, h.link, g.path),
+			fmt.Sprintf("neighbour %s on %s (FAILED)", h.to, h.link), "if this lasts, "+remedyARP)
 	}
 	return nil
 }
+
+// remedyARP is for hosts that are there and can't be found out of sight of IP's rules.
+const remedyARP = "look for rules that drop ARP or neighbour discovery, there and on bridges between: nft list ruleset, arptables -L, ebtables -L, ip link show (XDP)"
 
 // neighbourText names a state as ip neigh does.
 func neighbourText(state int) string {
@@ -318,23 +329,38 @@ func (t *tracer) cause(e *plan.Endpoint) string {
 	return ""
 }
 
-// checkMTU warns where the path beyond this node takes smaller packets than the client's link,
-// on the way of packets that the kernel forwards: userspace's connections find their MTU.
+// checkMTU warns where a link on the way takes smaller packets than the host that sends them by it, and doesn't know, on the way
+// of packets that the kernel forwards: userspace's connections find their MTU.
 func (t *tracer) checkMTU(w way, r *route) {
 	if w.userspace || t.client.Node || t.req.Protocol != service.TCP {
 		return
 	}
 	out, err := t.host.hop(r)
-	in, err2 := t.host.hop(&route{query: query{to: t.client.Address}, link: t.client.Interface})
+	back := t.host.route(query{to: t.client.Address})
+	back.link = t.client.Interface
+	in, err2 := t.host.hop(&back)
 	if err != nil || err2 != nil || in.mtu == 0 || out.mtu == 0 || t.metRule("TCPMSS", "MAXSEG SIZE SET") != nil {
 		return
 	}
+	client := in.mtu
 	if g := t.guest(t.client.Address); g != nil {
-		in.mtu = g.mtu
+		client = g.mtu
 	}
-	if out.mtu < in.mtu {
-		t.warn(SeverityWarning, fmt.Sprintf("packets of up to %d bytes come from the client, but only %d pass on the way to %s: larger ones are lost where ICMP (fragmentation needed) is filtered", in.mtu, out.mtu, r.to),
-			"link "+r.link, fmt.Sprintf("give the links one MTU (ip link set dev %s mtu %d), or let connections begin with smaller packets (TCPMSS --clamp-mss-to-pmtu)", r.link, in.mtu))
+	endpoint := client // whose link isn't seen, and may be as large
+	if g := t.guest(r.to); g != nil {
+		endpoint = g.mtu
+	}
+	// Either sends packets as large as its own link and what the other has offered allow.
+	largest := min(client, endpoint)
+	t.checkLink(out, largest, "the client", r.to)
+	t.checkLink(in, largest, "the endpoint", t.client.Address)
+}
+
+// checkLink warns that packets from one side are too large for a link on their way.
+func (t *tracer) checkLink(h hop, largest int, side string, to netip.Addr) {
+	if h.mtu < largest {
+		t.warn(SeverityWarning, fmt.Sprintf("packets of up to %d bytes come from %s, but only %d pass on the way to %s: larger ones are lost where ICMP (fragmentation needed) is filtered", largest, side, h.mtu, to),
+			"link "+h.link, fmt.Sprintf("give the links one MTU (ip link set dev %s mtu %d), or let connections begin with smaller packets (TCPMSS --clamp-mss-to-pmtu)", h.link, largest))
 	}
 }
 

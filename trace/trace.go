@@ -11,12 +11,14 @@
 package trace
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"net/netip"
 	"strings"
 	"time"
 
+	"golang.org/x/sys/unix"
 	"kproxy.dev/kproxy/kernel"
 	"kproxy.dev/kproxy/plan"
 	"kproxy.dev/kproxy/service"
@@ -226,7 +228,7 @@ func (t *tracer) follow() {
 
 // findClient finds out who the client is to kproxy, and which interface its
 // packets come in on: that whose network it is in, else that of the route back
-// to it. False if there is no way back.
+// to it, or of the default route where a table of its own leads back. False if there is no way back.
 func (t *tracer) findClient() (in string, ok bool) {
 	from := t.req.From
 	elsewhere := t.req.Netns != "" && t.guest(from) != nil // a client that has an address which this node has too
@@ -238,10 +240,17 @@ func (t *tracer) findClient() (in string, ok bool) {
 		}
 		return "", true
 	}
-	r := t.host.route(query{to: from})
+	q := query{to: from}
+	if to := t.req.Address.Addr(); t.host.local(to) { // rules for its addresses choose among a node's links
+		q.from = to
+	}
+	r := t.host.route(q)
 	in = t.host.addresses.linkTo(from)
 	if in == "" {
 		in = r.link
+	}
+	if in == r.link && !q.from.IsValid() && r.table != unix.RT_TABLE_MAIN && r.table != 0 && t.guest(from) == nil {
+		in = cmp.Or(t.host.uplink(service.FamilyOf(from)), in) // that of a VPN's own table, which takes what leaves
 	}
 	if elsewhere {
 		in = t.guest(from).by

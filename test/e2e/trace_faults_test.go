@@ -429,6 +429,26 @@ var faults = []fault{
 		fate: isAnswered, verdict: trace.Forwarded, warning: []string{"up to 1500 bytes", "only 500 pass", "link b1", "ip link set dev b1 mtu 1500"},
 	},
 	{
+		name: "the way is narrower than the endpoint's link", in: inKernel, plant: []string{"ip link set client mtu 1300"}, lift: []string{"ip link set client mtu 1500"},
+		fate: isAnswered, verdict: trace.Forwarded, warning: []string{"from the endpoint", "only 1300 pass on the way to 10.1.0.2", "link client"},
+	},
+	{
+		name: "a rule of routing by the endpoint's port", plant: []string{"ip rule add pref 5 ipproto tcp dport 9000 prohibit"}, lift: []string{"ip rule delete pref 5"},
+		fate: isRefused, verdict: trace.Refused, culprit: []string{"no way to 10.2.0.2", "of type prohibit"},
+	},
+	{
+		name: "a rule of routing by a port that is nobody's", plant: []string{"ip rule add pref 5 ipproto tcp dport 9001 prohibit"}, lift: []string{"ip rule delete pref 5"},
+		fate: isAnswered, verdict: trace.Forwarded,
+	},
+	{
+		name: "a rule of routing prohibits what comes from the client", in: append(slices.Clone(inUserspace), inDNAT...), plant: []string{"ip rule add pref 5 from 10.1.0.2 to 10.2.0.0/16 prohibit"}, lift: []string{"ip rule delete pref 5"},
+		fate: isRefused, verdict: trace.Refused, culprit: []string{"no way to 10.2.0.2", "of type prohibit"},
+	},
+	{
+		name: "another program's source, which no one has", in: inDNAT, plant: []string{"iptables -t nat -I POSTROUTING 1 -d 10.2.0.2 -p tcp -j SNAT --to-source 192.0.2.99"}, remedy: "", lift: []string{"iptables -t nat -D POSTROUTING 1"},
+		fate: isAnswered, verdict: trace.Forwarded, // the pod answers by the node all the same
+	},
+	{
 		name: "a rule of routing leads answers past kproxy", in: inUserspace,
 		plant: []string{"ip rule add pref 5 fwmark 0x1000/0x1800 to 10.1.0.2 lookup main"}, lift: []string{"ip rule delete pref 5"},
 		fate: isSilent, verdict: trace.Dropped, culprit: []string{"don't reach kproxy", "10.1.0.2", "mark 0x1000", "ip rule"},
@@ -562,12 +582,12 @@ var faults = []fault{
 	{
 		name: "a service's element is missing", in: inNFTables, stopped: true, at: "web",
 		plant: []string{"nft delete element ip kproxy services { 10.96.0.10 . tcp . 80 }"}, lift: []string{"nft add element ip kproxy services { 10.96.0.10 . tcp . 80 : goto pick-3 }"},
-		verdict: trace.NotAService, culprit: []string{"leads packets for 10.96.0.10:80", "kproxy repairs"}, mismatch: []string{"10.96.0.10 . tcp . 80", "of set services", "missing"}, fate: isSilent,
+		verdict: trace.Refused, culprit: []string{"leads packets for 10.96.0.10:80", "kproxy repairs"}, mismatch: []string{"10.96.0.10 . tcp . 80", "of set services", "missing"}, fate: isRefused,
 	},
 	{
 		name: "a chain of kproxy's is empty", in: inNFTables, stopped: true, at: "web",
 		plant:   []string{"nft flush chain ip kproxy services"},
-		verdict: trace.NotAService, mismatch: []string{"chain services of table ip kproxy", "0 rules"}, fate: isSilent,
+		verdict: trace.Refused, culprit: []string{"leads packets for 10.96.0.10:80"}, mismatch: []string{"chain services of table ip kproxy", "0 rules"}, fate: isRefused,
 	},
 	{
 		// The last one: kproxy repairs it when it goes on.
