@@ -9,7 +9,9 @@ import (
 	"strings"
 	"testing"
 	"time"
+	"unsafe"
 
+	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 	"kproxy.dev/kproxy/kernel/kerneltest"
 	"kproxy.dev/kproxy/service"
@@ -210,5 +212,53 @@ func TestNobodyAnswersARP(t *testing.T) {
 		return f.Severity == SeverityWarning && strings.Contains(f.What, "has asked for 10.2.0.2 on host2 in vain") && strings.Contains(f.Remedy, "ebtables")
 	}) {
 		t.Errorf("when it has given up: %v, verdict %s:\n%s", err, r.Verdict, r.Text(Look{}))
+	}
+}
+
+// TestXDPIsNamed: a program that drops what netfilter doesn't see is named, at the link where it is.
+func TestXDPIsNamed(t *testing.T) {
+	n := kerneltest.NewNetwork(t, 2)
+	n.Serve(2, "b", 9000)
+	sh(t, "iptables -t nat -A PREROUTING -d 10.96.0.10 -p tcp --dport 80 -j DNAT --to-destination 10.2.0.2:9000")
+	drops := []byte{0xb7, 0, 0, 0, 1, 0, 0, 0, 0x95, 0, 0, 0, 0, 0, 0, 0} // r0 = XDP_DROP; exit
+	license := []byte("GPL\x00")
+	load := struct {
+		kind, size     uint32
+		code, license  unsafe.Pointer
+		_, _           uint32
+		_              uint64
+		version, flags uint32
+	}{unix.BPF_PROG_TYPE_XDP, uint32(len(drops) / 8), unsafe.Pointer(&drops[0]), unsafe.Pointer(&license[0]), 0, 0, 0, 0, 0} // union bpf_attr
+	fd, _, errno := unix.Syscall(unix.SYS_BPF, unix.BPF_PROG_LOAD, uintptr(unsafe.Pointer(&load)), unsafe.Sizeof(load))
+	if errno != 0 {
+		t.Fatal(errno)
+	}
+	defer unix.Close(int(fd))
+	link, err := netlink.LinkByName("host1")
+	if err != nil {
+		t.Fatal(err)
+	}
+	to := netip.MustParseAddrPort("10.96.0.10:80")
+	look := func(what string) (noted bool) {
+		r, err := Run(t.Context(), Request{Address: to, Protocol: service.TCP, From: n.Address(service.IPv4, 1)}, nil)
+		if err != nil {
+			t.Fatal(what, err)
+		}
+		return slices.ContainsFunc(r.Findings, func(f Finding) bool { return strings.HasPrefix(f.What, "XDP program ") && f.Where == "link host1" })
+	}
+	if _, _, err := n.Ask(1, service.TCP, to); err != nil || look("without") {
+		t.Errorf("without a program: %v, or one is named", err)
+	}
+	if err := netlink.LinkSetXdpFdWithFlags(link, int(fd), unix.XDP_FLAGS_SKB_MODE); err != nil {
+		t.Fatal(err)
+	}
+	n.On(1, func() {
+		if c, err := net.DialTimeout("tcp", to.String(), 200*time.Millisecond); err == nil {
+			c.Close()
+			t.Error("the program drops nothing")
+		}
+	})
+	if !look("with") {
+		t.Error("the program isn't named")
 	}
 }

@@ -475,6 +475,7 @@ func (t *tracer) arrive(in string) {
 	if t.arrives {
 		w.endpoint = t.req.Address
 	}
+	t.notePrograms(in)
 	w.packet.Reversed = netfilter.Maybe
 	if back := t.host.route(query{to: t.client.Address}); back.err == nil {
 		t.near(&w.packet, &back)

@@ -46,6 +46,7 @@ type hostState struct {
 	byPorts        bool // rules of routing look at protocols or ports
 	throughDefault func(query) bool
 	linksDown      func() []string
+	programs       func(link string) []Finding // of eBPF, that get packets where netfilter doesn't
 	neighbours     func() (neighbourhood, error)
 	// visit runs f in another network namespace of this host, with what is there.
 	visit func(path string, f func(*hostState)) error
@@ -78,7 +79,7 @@ func readHost(ctx context.Context, f service.Family, proxy *Proxy) (*hostState, 
 	return &hostState{
 		addresses: own, route: askRoute, walk: tables.Walk, rules: tables.Rules, listener: listenerFor, stopped: stoppedOwner, disabled: disabled,
 		forwarding: forwardingOff, reversePath: checkReversePath, conntrack: conntrack.Use, notes: tables.Notes,
-		hop: readHop, hops: nextHops, uplink: uplink, byPorts: rulesByPorts(f), throughDefault: throughDefault, linksDown: linksDown,
+		hop: readHop, hops: nextHops, uplink: uplink, byPorts: rulesByPorts(f), throughDefault: throughDefault, linksDown: linksDown, programs: programsOn,
 		neighbours: sync.OnceValues(func() (neighbourhood, error) { return neighbours(spaces()) }),
 		visit:      func(path string, g func(*hostState)) error { return visit(ctx, f, path, g) },
 		sets:       sets.List, close: sets.Close,

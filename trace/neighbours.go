@@ -79,6 +79,33 @@ func linksDown() []string {
 	return out
 }
 
+// programsOn names the eBPF programs and filters that get a link's packets before netfilter or behind it, and aren't followed.
+func programsOn(name string) (out []Finding) {
+	link, err := netlink.LinkByName(name)
+	if err != nil {
+		return nil
+	}
+	note := func(what, remedy string) {
+		out = append(out, Finding{SeverityNote, fmt.Sprintf("%s of link %s: what it does with packets isn't followed", what, name), "link " + name, remedy})
+	}
+	if x := link.Attrs().Xdp; x != nil && x.Attached {
+		note(fmt.Sprintf("XDP program %d gets the packets", x.ProgId), fmt.Sprintf("bpftool prog show id %d tells whose it is", x.ProgId))
+	}
+	for side, parent := range map[string]uint32{"ingress": netlink.HANDLE_MIN_INGRESS, "egress": netlink.HANDLE_MIN_EGRESS} {
+		if filters, err := netlink.FilterList(link, parent); err == nil && len(filters) > 0 {
+			note(fmt.Sprintf("a filter of tc (%s) gets the packets", side), fmt.Sprintf("tc filter show dev %s %s", name, side))
+		}
+	}
+	return out
+}
+
+// notePrograms notes the programs on a link that packets pass.
+func (t *tracer) notePrograms(link string) {
+	for _, f := range t.host.programs(link) {
+		t.warn(f.Severity, f.What, f.Where, f.Remedy)
+	}
+}
+
 // neverUp are kinds of links that modules of the kernel make in every namespace, and IPVS's
 // addresses are on, none of which packets leave by.
 var neverUp = []string{"dummy", "ipip", "sit", "ip6tnl", "gre", "gretap", "erspan", "ip6gre", "ip6gretap", "vti", "vti6"}
@@ -128,6 +155,7 @@ func (t *tracer) noHop(r *route) *Finding {
 		t.warn(SeverityWarning, err.Error(), "links", "")
 		return nil
 	}
+	t.notePrograms(r.link)
 	g := t.guest(h.to)
 	other, behind := t.neighbours().behind[h.link]
 	known := h.neighbour&(unix.NUD_REACHABLE|unix.NUD_STALE|unix.NUD_DELAY|unix.NUD_PROBE|unix.NUD_PERMANENT) != 0
