@@ -9,10 +9,10 @@ LDFLAGS := -s -w -X main.version=$(VERSION) -X main.commit=$(COMMIT)
 DOCKER ?= docker
 IMAGE  ?= kproxy:latest
 
-.PHONY: help build check demo demo-ipvs vm test test-again mutants soak conformance bench bench-go image release size publish test-arm64 golden-update clean
+.PHONY: help build check demo demo-ipvs vm test test-again race mutants soak conformance bench bench-go image release size publish test-arm64 golden-update clean
 
 help: ## what can be made
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 build: ## bin/kproxy
 	@test/setup.sh build
@@ -47,6 +47,10 @@ test-again: ## make test N times, every second time beside a load on all process
 	@test/setup.sh test
 	@$(MAKE) --no-print-directory build
 	@test/again.sh $(or $(N),10)
+
+race: ## the race detector on all packages, also on those that import client-go, which make test leaves out (as root, minutes)
+	@test/setup.sh test
+	CGO_ENABLED=1 go test -buildvcs=false -race -vet=off -timeout 30m $$(go list ./... | grep -vE '/test/(e2e|vm)$$')
 
 mutants: ## break one decision of the product after the other, and see that a test turns red for each (as root, a quarter of an hour; ONLY='plan ipvs')
 	@[ "$$(id -u)" = 0 ] || { echo "make mutants runs tests that build networks of namespaces, which needs root: sudo make mutants" >&2; exit 3; }

@@ -41,6 +41,7 @@ labelled() { sed "s|\"Package\":\"[^\"]*|&${label:-}|"; }
 # in_vm runs on another kernel, Debian's, what needs IPVS and what shall pass on both.
 in_vm() {
 	if [[ $(uname -m) == x86_64 ]]; then
+		test/vm/prepare.sh && tests vm-itself -count=1 ./test/vm
 		test/vm/tests.sh || printf '{"Action":"fail","Package":"test/vm/tests.sh"}\n'
 	else
 		printf '{"Action":"%s","Package":"vm","Test":"all","Output":"the VM needs an x86-64 machine\\n"}\n' output skip
@@ -146,6 +147,7 @@ stage() {
 	shift
 	"$@"
 	busy=$(($(jiffies) - busy))
+	echo "after $SECONDS s: $name took $((SECONDS - start)) s" >&2 # for who watches, or a run that is cut short
 	printf '{"Action":"stage","Package":"%s","Elapsed":%d,"Busy":%d}\n' "$name" $((SECONDS - start)) \
 		$((SECONDS > start ? busy / (SECONDS - start) / $(nproc) : 0))
 }
@@ -181,13 +183,14 @@ together() {
 }
 
 # slow matches the packages whose tests take longest.
-slow='/(kernel/iptables|kernel/ipvs|kernel/nftables|userspace|cmd/kproxy|plan|test/vm|test/deploy|trace/netfilter)$'
+slow='/(kernel/iptables|kernel/ipvs|kernel/nftables|userspace|cmd/kproxy|plan|test/deploy|trace/netfilter)$'
 
 # concurrent finds the packages that start goroutines, in their code or in their tests: in the others the race detector takes several
-# times as long, and has nothing to find. Of kernel/nftables two tests do so.
+# times as long, and has nothing to find. Of kernel/nftables two tests do so. Those that import client-go are raced for a release
+# (`make race`): to compile all of that once more takes as long as all that are raced here.
 concurrent() {
 	git grep --untracked -lE '(^|[^a-z."])go (func|[A-Za-z_.]+\()|\.Go\(' -- '*.go' | xargs -n 1 dirname | sort -u |
-		sed "s|^|$(go list -m)/|" | grep -xF "$packages" | grep -v '/kernel/nftables$'
+		sed "s|^|$(go list -m)/|" | grep -xF "$packages" | grep -vE '/kernel/nftables$' | grep -vxF "$clients"
 }
 raced_nftables='^Test(HeartbeatWhileElementsAreRead|PacketsBetweenTransactions)$'
 
@@ -215,8 +218,7 @@ code() {
 # lint is the part of the checks that takes long, and none of it is in vain when it ends late.
 lint() {
 	check staticcheck go run "$staticcheck" ./...
-	other_modules vet kube browser helm
-	other_modules staticcheck kube browser helm
+	other_modules vet kube browser helm # `make check` has staticcheck look at what changes of these
 }
 
 # other_modules vet|staticcheck MODULE... checks tests that are modules of their own.
@@ -316,7 +318,8 @@ if [[ ${1:-} == check ]]; then
 	quick | bin/report
 	exit
 fi
-packages=$(go list ./... | grep -v '/test/e2e$')
+packages=$(go list ./... | grep -vE '/test/(e2e|vm)$') # which have stages of their own
+clients=$(go list -f '{{.ImportPath}} {{join .Deps " "}}' ./... | grep -F ' k8s.io/client-go/kubernetes ' | cut -d ' ' -f 1)
 raced=$(concurrent)
 echo "every check and test: a quarter of an hour on two processors, and as much again where the control plane" \
 	"of Kubernetes and the VM's kernel are still to be built" >&2

@@ -154,9 +154,13 @@ func handToProcess(t testing.TB, s *Server, tcp, udp netip.AddrPort) (p *process
 }
 
 // BenchmarkHandover is the pause for a number of connections, from the first loop's stop to the last one's start
-// in another process.
+// in another process. With -short they are few.
 func BenchmarkHandover(b *testing.B) {
-	for _, n := range []int{100, 1000, 5000} {
+	sizes := []int{100, 1000, 5000}
+	if testing.Short() {
+		sizes = sizes[:1]
+	}
+	for _, n := range sizes {
 		b.Run(fmt.Sprint(n), func(b *testing.B) {
 			tcp, udp := startProcess(b, "echoes", netip.AddrPort{}).addr, first(udpEndpoint(b, "a"))
 			var worst, all time.Duration

@@ -455,7 +455,7 @@ func bigCluster(n int) *fakeSource {
 func BenchmarkReadStatus(b *testing.B) {
 	for _, every := range []int{20, 1} {
 		b.Run(fmt.Sprintf("busy=1in%d", every), func(b *testing.B) {
-			src := bigCluster(5000)
+			src := bigCluster(many(5000))
 			before := heap()
 			rec := NewRecorder(DefaultRecorderConfig(src))
 			at := start
@@ -483,7 +483,7 @@ func BenchmarkReadStatus(b *testing.B) {
 // BenchmarkOverview measures what the first of all streams that begin between two reads
 // costs.
 func BenchmarkOverview(b *testing.B) {
-	rec := NewRecorder(DefaultRecorderConfig(bigCluster(5000)))
+	rec := NewRecorder(DefaultRecorderConfig(bigCluster(many(5000))))
 	rec.readStatus(start, true)
 	b.ReportAllocs()
 	for b.Loop() {
@@ -492,6 +492,14 @@ func BenchmarkOverview(b *testing.B) {
 		rec.hub.unsubscribe(ch)
 		b.ReportMetric(float64(len(m))/1e3, "kB-sent")
 	}
+}
+
+// many returns how many services a benchmark has that is to have n: with -short, which has it run once, fewer.
+func many(n int) int {
+	if testing.Short() {
+		return n / 50
+	}
+	return n
 }
 
 func heap() uint64 {
@@ -689,7 +697,7 @@ func TestIdleRecorderKeepsEvents(t *testing.T) {
 // twenty of them busy.
 func BenchmarkIdleSample(b *testing.B) {
 	var keys []service.Key
-	for i := range 10_000 {
+	for i := range many(10_000) {
 		keys = append(keys, service.Key{Namespace: "team", Name: netip.AddrFrom4([4]byte{0, 0, byte(i >> 8), byte(i)}).String()})
 	}
 	n := uint64(0)

@@ -247,7 +247,7 @@ func TestServiceSeries(t *testing.T) {
 // BenchmarkScrape measures what a scrape of 5,000 service ports with three endpoints
 // each costs beside the status: with the default limits, and with series for all.
 func BenchmarkScrape(b *testing.B) {
-	all := services(0, 5000, 100)
+	all := services(0, many(5000), 100)
 	for i := range all {
 		third := all[i].Endpoints[0]
 		third.Address = netip.AddrPortFrom(third.Address.Addr(), 81)
