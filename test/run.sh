@@ -50,7 +50,7 @@ in_vm() {
 
 # end_to_end runs the tests with real packets whole in one mode, and in_iptables those whose subject is a data plane in another
 # one, with which mode userspace goes.
-end_to_end() { KPROXY_E2E_MODE=nftables tests end-to-end -count=1 -skip='^TestChaos$' ./test/e2e; }
+end_to_end() { KPROXY_E2E_MODE=nftables tests end-to-end -count=1 -timeout=30m -skip='^TestChaos$' ./test/e2e; }
 
 in_iptables() {
 	local planes same

@@ -47,7 +47,7 @@ func TestProxyProtocol(t *testing.T) {
 		io.WriteString(c, "hello")
 		c.CloseWrite()
 		want := seen{byte(version), addrPort(c.LocalAddr()), vip, "hello"}
-		if diff := cmp.Diff(want, <-got, cmp.AllowUnexported(seen{}), cmp.Comparer(func(a, b netip.AddrPort) bool { return a == b })); diff != "" {
+		if diff := cmp.Diff(want, <-got, cmp.AllowUnexported(seen{}), sameAddresses); diff != "" {
 			t.Error(diff)
 		}
 	}

@@ -18,7 +18,7 @@ type Connection struct {
 	Client   netip.AddrPort
 	Address  netip.AddrPort // where the client connected to
 	Endpoint netip.AddrPort // that it is at, or tries to connect to; invalid while none has been found
-	Taken    bool           // of TCP: an endpoint has taken the connection
+	Taken    bool           // of TCP: an endpoint has taken it at least once
 	Started  time.Time
 	BytesIn  uint64 // from client to endpoint
 	BytesOut uint64
@@ -136,7 +136,7 @@ type described struct {
 	started  time.Time
 	meters   [2]meter
 	endpoint atomic.Pointer[endpoint]
-	taken    atomic.Bool
+	taken    atomic.Bool // of TCP: an endpoint has taken it at least once
 }
 
 func (x *described) describe() Connection {

@@ -266,7 +266,7 @@ func (d *description) flow(x *described, in string, active int64) handover.Flow 
 func (d *description) connection(x *tcpConn) *handover.Connection {
 	c := &handover.Connection{
 		Flow: d.flow(&x.described, x.from.Interface, x.active), Phase: phaseNumbers[x.phase], Client: d.side(x, clientSide), Endpoint: d.side(x, endpointSide),
-		Reached: x.reached, SilenceLimit: x.limit,
+		Reached: x.taken.Load(), SilenceLimit: x.limit,
 	}
 	if x.search != nil {
 		c.Searching, c.Attempts, c.SearchLeft = true, uint32(x.attempt), x.until-d.now

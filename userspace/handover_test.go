@@ -16,6 +16,7 @@ import (
 
 	"github.com/fxamacker/cbor/v2"
 	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
 	"golang.org/x/sys/unix"
 
 	"kproxy.dev/kproxy/lb"
@@ -57,6 +58,13 @@ func freeze(t testing.TB, s *Server) (*Handover, *handover.Userspace) {
 	defer cancel()
 	h, err := s.HandOver(ctx)
 	must(t, err)
+	t.Cleanup(func() { // of a test that has failed: loops that nobody thaws end never
+		select {
+		case <-h.thaw:
+		default:
+			h.Release()
+		}
+	})
 	b, err := cbor.Marshal(h.State)
 	must(t, err)
 	var all any
@@ -106,7 +114,7 @@ func agreedBy(s *Server) agreed {
 	return agreed{s.Connections(), s.Counters(), s.Budget(service.TCP), s.Budget(service.UDP)}
 }
 
-var sameAddresses = cmp.Comparer(func(a, b netip.AddrPort) bool { return a == b })
+var sameAddresses = cmpopts.EquateComparable(netip.Addr{}, netip.AddrPort{})
 
 // TestHandover has one connection in each state that it can be in, and sessions, taken over twice. Servers agree about
 // what they have, and each connection goes on.

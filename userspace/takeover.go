@@ -256,11 +256,12 @@ func (t *takeover) begin(f flow, x *described, e netip.AddrPort) {
 // connection goes on with a connection.
 func (t *takeover) connection(l *loop, row *handover.Connection) error {
 	s := t.server
-	x := &tcpConn{loop: l, reached: row.Reached, attempt: int(row.Attempts), until: t.now + row.SearchLeft}
+	x := &tcpConn{loop: l, attempt: int(row.Attempts), until: t.now + row.SearchLeft}
 	f, from, endpoint, err := t.flow(&row.Flow, &x.described)
 	if err != nil {
 		return err
 	}
+	x.taken.Store(row.Reached)
 	x.front, x.from, x.source = f, from, s.table.source(f, from, endpoint.Addr())
 	x.timer.owner, x.active = x, t.now-row.Flow.Silent
 	if row.Searching {

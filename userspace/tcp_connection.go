@@ -34,15 +34,14 @@ const (
 // it, except for what describe, settle and kill need.
 type tcpConn struct {
 	described
-	loop    *loop
-	slot    int32
-	phase   connPhase
-	queued  bool    // in the loop's list of busy ones
-	record  *record // nil where nothing outlives this process
-	front   front
-	from    plan.Client
-	hops    int32 // that the client's packets have left
-	reached bool  // an endpoint has taken it at least once
+	loop   *loop
+	slot   int32
+	phase  connPhase
+	queued bool    // in the loop's list of busy ones
+	record *record // nil where nothing outlives this process
+	front  front
+	from   plan.Client
+	hops   int32 // that the client's packets have left
 
 	sides [2]side
 	pumps [2]pump
@@ -235,8 +234,7 @@ func (x *tcpConn) dialed() {
 		x.again(err)
 		return
 	}
-	x.loop.server.connected(x.state, e, !x.reached)
-	x.reached = true
+	x.loop.server.connected(x.state, e, !x.taken.Load())
 	x.taken.Store(true)
 	x.begin()
 }

@@ -487,9 +487,9 @@ func TestSilentClient(t *testing.T) {
 	ep := tcpEndpoint(t, echo)
 	s := start(t, Config{}, testPlan(testService{name: "s", eps: []netip.AddrPort{ep}}))
 	c := connect(t, s)
-	eventually(t, "it's in the table", func() bool { l := s.Connections(); return len(l) == 1 && l[0].Endpoint == ep })
-	want := []Connection{{Protocol: service.TCP, Service: testServiceKey("s"), Client: addrPort(c.LocalAddr()), Address: vip, Endpoint: ep}}
-	if diff := cmp.Diff(want, s.Connections(), cmp.Comparer(func(a, b netip.AddrPort) bool { return a == b }), cmpopts.IgnoreFields(Connection{}, "Started")); diff != "" {
+	eventually(t, "it's in the table", func() bool { l := s.Connections(); return len(l) == 1 && l[0].Endpoint == ep && l[0].Taken })
+	want := []Connection{{Protocol: service.TCP, Service: testServiceKey("s"), Client: addrPort(c.LocalAddr()), Address: vip, Endpoint: ep, Taken: true}}
+	if diff := cmp.Diff(want, s.Connections(), sameAddresses, cmpopts.IgnoreFields(Connection{}, "Started")); diff != "" {
 		t.Error(diff)
 	}
 	c.Close()
@@ -515,7 +515,7 @@ func TestBulk(t *testing.T) {
 	eventually(t, "the connection has ended", func() bool { return len(s.Connections()) == 0 })
 	n := uint64(len(data))
 	want := Counters{Total: 1, BytesIn: n, BytesOut: n, Endpoints: []EndpointCounters{{Address: ep, Total: 1, BytesIn: n, BytesOut: n}}}
-	if diff := cmp.Diff(want, s.Counters()[testServiceKey("s")], cmp.Comparer(func(a, b netip.AddrPort) bool { return a == b })); diff != "" {
+	if diff := cmp.Diff(want, s.Counters()[testServiceKey("s")], sameAddresses); diff != "" {
 		t.Error(diff)
 	}
 }
