@@ -14,6 +14,7 @@ test("the branch that is taken is the one that the kernel's rules lead to", () =
     ["no trace, offloaded", { row: row("a/b") }, "kernel"],
     ["no trace, not served", { row: row("a/b", { dataplane: "none" }) }, "none"],
     ["the trace met the listener", { row: row("a/b"), trace: { verdict: "forwarded", steps: [portal("matches"), { hook: "userspace", kind: "listener" }] } }, "userspace"],
+    ["the trace met the endpoint's own listener", { row: row("a/b"), trace: { verdict: "forwarded", steps: [portal("no match"), { hook: "INPUT", kind: "listener" }] } }, "kernel"],
     ["kproxy is dead: the kernel, whatever was intended", { row: row("a/b", { dataplane: "userspace" }), trace: { verdict: "forwarded", steps: [portal("no match")] } }, "kernel"],
     ["led away to where nothing is known", { row: row("a/b"), trace: { verdict: "undetermined", culprit: "a rule leads it away", steps: [] } }, "none"],
     ["refused", { row: row("a/b"), trace: { verdict: "refused", steps: [] } }, "none"],

@@ -40,8 +40,8 @@ test("what wasn't looked for isn't missing", () => {
 });
 
 test("only in userspace is kproxy on the way to an endpoint", () => {
-  assert.equal(onwards({ steps: [{ kind: "rule" }, { kind: "listener" }] }), "On from kproxy to");
-  assert.equal(onwards({ steps: [{ kind: "rule" }, { kind: "route", leg: "10.2.0.2:80" }] }), "On to");
+  assert.equal(onwards({ steps: [{ kind: "rule" }, { hook: "userspace", kind: "listener" }] }), "On from kproxy to");
+  assert.equal(onwards({ steps: [{ kind: "rule" }, { kind: "route", leg: "10.2.0.2:80" }, { hook: "INPUT", kind: "listener", leg: "10.2.0.2:80" }] }), "On to");
 });
 
 test("events are told apart by which move they are, else by what they say", () => {

@@ -40,7 +40,7 @@ function branch(row, trace) {
   if (verdict === "undetermined" && trace.culprit) return "none";
   if (verdict === "refused" || verdict === "dropped" || verdict === "not a service") return "none";
   if (trace?.steps?.length) {
-    if (trace.steps.some((s) => s.hook === "userspace" || s.kind === "listener")) return "userspace";
+    if (trace.steps.some((s) => s.hook === "userspace")) return "userspace"; // other listeners are endpoints' own
     if (verdict === "forwarded") return "kernel";
   }
   if (row.dataplane === "none") return "none";

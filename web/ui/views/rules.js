@@ -33,7 +33,7 @@ export function steps(trace) {
 
 // onwards names the way to an endpoint: only in userspace it begins at kproxy.
 export function onwards(trace) {
-  return trace.steps.some((st) => st.kind === "listener") ? "On from kproxy to" : "On to";
+  return trace.steps.some((st) => st.hook === "userspace") ? "On from kproxy to" : "On to";
 }
 
 function hooksOf(list) {
