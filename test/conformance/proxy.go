@@ -26,13 +26,15 @@ var proxies = map[string]struct{ component, kubeProxyMode string }{
 
 // makeImage makes kproxy's image as a release does, and imports it on every node.
 func (c *cluster) makeImage(ctx context.Context) error {
-	dir := filepath.Join(c.state, "release")
-	_, err := run(ctx, "env", "VERSION="+c.image, "KPROXY_ARCHITECTURES="+runtime.GOARCH, "KPROXY_ROOTFS="+filepath.Join(c.programs, "rootfs"),
-		filepath.Join(c.repository, "deploy/release.sh"), dir)
+	dir, roots := filepath.Join(c.state, "release"), filepath.Join(c.state, "roots") // of each processor
+	if err := errors.Join(os.MkdirAll(roots, 0o755), os.Symlink(filepath.Join(c.programs, "rootfs"), filepath.Join(roots, runtime.GOARCH))); err != nil {
+		return err
+	}
+	_, err := run(ctx, "env", "VERSION="+c.image, "KPROXY_ARCHITECTURES="+runtime.GOARCH, "KPROXY_ROOTFS="+roots, filepath.Join(c.repository, "deploy/release.sh"), dir)
 	if err != nil {
 		return err
 	}
-	archives, err := filepath.Glob(filepath.Join(dir, "*.tar"))
+	archives, err := filepath.Glob(filepath.Join(dir, "*-linux-"+runtime.GOARCH+".tar"))
 	if err != nil {
 		return err
 	}
