@@ -4,7 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"reflect"
+	"slices"
 	"strings"
 
 	"k8s.io/kube-proxy/config/v1alpha1"
@@ -54,21 +54,19 @@ func Parse(name string, data []byte) (*File, error) {
 	if err := f.checkKind(); err != nil {
 		return nil, err
 	}
+	wrong, _ := f.node.Decode(&f.kubeProxy)
 	for _, field := range former {
 		if v := f.node.At(field.Path); v != nil {
 			f.former = append(f.former, Outcome{Field: field, Line: f.node.Locate(field.Path), Value: v.String()})
-			f.node.Remove(field.Path)
+			wrong = slices.DeleteFunc(wrong, func(e *strict.Error) bool { return e.Path == field.Path })
 		}
 	}
 	var all []error
-	for _, e := range strict.Check(f.node, reflect.TypeFor[v1alpha1.KubeProxyConfiguration]()) {
+	for _, e := range wrong {
 		all = append(all, f.mistake(e))
 	}
 	if len(all) > 0 {
 		return nil, errors.Join(all...)
-	}
-	if err := f.node.Decode(&f.kubeProxy); err != nil {
-		return nil, fmt.Errorf("%s: %w", name, err)
 	}
 	return f, nil
 }

@@ -42,7 +42,7 @@ func TestParseFindsMistakes(t *testing.T) {
 		{"wrong types, all at once", head + "mode: 1\niptables:\n  syncPeriod: 30\n  masqueradeBit: x\nnodePortAddresses: all\n",
 			"f.conf:3: mode: expected a string, found the number 1: put it in quotes\n" +
 				"f.conf:5: iptables.syncPeriod: expected a duration such as 30s or 1h30m, found the number 30\n" +
-				"f.conf:6: iptables.masqueradeBit: expected a whole number, found the string \"x\"\n" +
+				"f.conf:6: iptables.masqueradeBit: expected a whole number of 32 bits, found the string \"x\"\n" +
 				"f.conf:7: nodePortAddresses: expected a list, found the string \"all\""},
 		{"former fields", head + "udpIdleTimeout: 250ms\nresourceContainer: /kube-proxy\nconntrack:\n  max: 1\n", ""},
 	} {

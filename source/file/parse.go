@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"maps"
 	"path"
-	"reflect"
 	"slices"
 	"strings"
 
@@ -144,17 +143,11 @@ func (p *parser) typeOf(n *strict.Node, implied metav1.TypeMeta) (metav1.TypeMet
 type listHead struct {
 	metav1.TypeMeta `json:",inline"`
 	metav1.ListMeta `json:"metadata"`
-	Items           []ignored `json:"items"`
+	Items           []json.RawMessage `json:"items"`
 }
 
-// ignored takes any value.
-type ignored struct{}
-
-// UnmarshalJSON accepts everything.
-func (*ignored) UnmarshalJSON([]byte) error { return nil }
-
 func (p *parser) list(n *strict.Node, item metav1.TypeMeta) {
-	if p.report(strict.Check(n, reflect.TypeFor[listHead]()), n.Get("kind").Text()+": ") {
+	if wrong, _ := n.Decode(new(listHead)); p.report(wrong, n.Get("kind").Text()+": ") {
 		return
 	}
 	if items := n.Get("items"); items != nil {
@@ -172,17 +165,10 @@ func (p *parser) object(n *strict.Node, kind string, into metav1.Object) {
 		who.namespace = metav1.NamespaceDefault
 	}
 	prefix := who.String() + ": "
-	wrong := strict.Check(n, reflect.TypeOf(into))
-	if p.report(wrong, prefix) {
-		// What fits is checked all the same, so that all problems are reported at
-		// once. Only a value of another type is skipped by the decoder; what
-		// ends it leaves fields empty that the document has.
-		var skipped *json.UnmarshalTypeError
-		if err := json.Unmarshal([]byte(n.String()), into); err != nil && !errors.As(err, &skipped) {
-			return
-		}
-	} else if err := n.Decode(into); err != nil {
-		p.fail(n.Line(), "%s%v", prefix, err)
+	// What fits is checked all the same, so that all problems are reported at
+	// once, unless the decoder gave up and left fields empty that the document has.
+	wrong, err := n.Decode(into)
+	if p.report(wrong, prefix); err != nil {
 		return
 	}
 	source.Default(into)

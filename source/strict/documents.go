@@ -7,44 +7,36 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"strings"
 	"syscall"
-	"unicode/utf8"
-
-	kjson "sigs.k8s.io/json"
 )
 
 // Documents parses the content of the file named name: JSON if the name ends
 // so, else YAML, of which JSON is a part. The documents before an error are
 // returned with it; an error that has a line is an [*Error].
-func Documents(name string, data []byte) ([]*Node, error) {
+func Documents(name string, data []byte) (docs []*Node, err error) {
 	data = bytes.TrimPrefix(data, []byte("\uFEFF"))
-	if line := badByte(data); line > 0 {
-		return nil, errorAt(line, "the file is not text in UTF-8")
+	// The YAML parser finds bytes that no text has too, but doesn't say where.
+	text := bytes.ToValidUTF8(data, []byte{0})
+	if i := bytes.IndexFunc(text, func(r rune) bool { return r < ' ' && !strings.ContainsRune("\t\n\r", r) || r == 0x7f }); i >= 0 {
+		return nil, errorAt(1+bytes.Count(text[:i], []byte("\n")), "the file is not text in UTF-8")
 	}
+	next := yamlReader(data)
 	if filepath.Ext(name) == ".json" {
-		return jsonDocuments(data)
+		next = jsonReader(data)
 	}
-	return yamlDocuments(data)
-}
-
-// badByte returns the line of the first byte that no text has, 0 if there is
-// none. The YAML parser finds them too, but doesn't say where.
-func badByte(data []byte) int {
-	for i := 0; i < len(data); {
-		r, size := utf8.DecodeRune(data[i:])
-		if r == utf8.RuneError && size == 1 || r < ' ' && r != '\t' && r != '\n' && r != '\r' || r == 0x7f {
-			return 1 + bytes.Count(data[:i], []byte("\n"))
+	var l limits
+	for {
+		y, err := next()
+		if y == nil || err != nil {
+			return docs, err
 		}
-		i += size
+		n, err := l.convert(y, 0)
+		if err != nil {
+			return docs, err
+		}
+		docs = append(docs, n)
 	}
-	return 0
-}
-
-// Decode fills into from a tree that has passed [Check]. Kubernetes' own decoder
-// has the last word; what it refuses beyond that has no line of its own.
-func (n *Node) Decode(into any) error {
-	strict, err := kjson.UnmarshalStrict(n.json(nil), into)
-	return errors.Join(append(strict, err)...)
 }
 
 // Error is something wrong at a line.
@@ -68,6 +60,9 @@ func (e *Error) Error() string { return fmt.Sprintf("line %d: %s", e.Line, e.Mes
 func errorAt(line int, format string, args ...any) *Error {
 	return &Error{Line: line, What: fmt.Sprintf(format, args...)}
 }
+
+// MaxFileSize is how many bytes a file may have.
+const MaxFileSize = 16 << 20
 
 // Read returns the content of a file of at most MaxFileSize bytes. It
 // reads regular files only: opening a pipe or a device may wait for ever.

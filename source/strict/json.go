@@ -4,127 +4,79 @@ import (
 	"bytes"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"io"
-	"strconv"
-	"strings"
+
+	"go.yaml.in/yaml/v3"
 )
 
-// jsonDocuments parses data, any number of JSON values one after the other.
-// JSON is nearly, but not quite, a subset of what the YAML parser takes: that
-// one refuses escaped surrogate pairs, for example.
-func jsonDocuments(data []byte) ([]*Node, error) {
-	p := jsonParser{dec: json.NewDecoder(bytes.NewReader(data)), data: data, line: 1, left: maxNodes}
+// jsonReader returns a function that reads the next JSON value into the nodes
+// that YAML is read into, nil after the last. The YAML parser itself doesn't take all of
+// JSON: it refuses \/ and surrogate pairs, a tab before the first brace, a colon that isn't
+// beside its key and keys of more than 1024 characters, and takes 1e400 for a string.
+func jsonReader(data []byte) func() (*yaml.Node, error) {
+	p := jsonParser{dec: json.NewDecoder(bytes.NewReader(data)), data: data, line: 1}
 	p.dec.UseNumber()
-	var docs []*Node
-	for {
-		n, err := p.value(0)
-		if errors.Is(err, io.EOF) {
-			return docs, nil
+	return func() (*yaml.Node, error) {
+		if len(bytes.TrimLeft(data[p.dec.InputOffset():], " \t\r\n")) == 0 {
+			return nil, nil
 		}
-		if err != nil {
-			return docs, p.fail(err)
-		}
-		docs = append(docs, n)
+		return p.node(0)
 	}
 }
 
 type jsonParser struct {
-	dec    *json.Decoder
-	data   []byte
-	offset int // up to where lines are counted
-	line   int // at offset
-	left   int // nodes
+	limits
+	dec     *json.Decoder
+	data    []byte
+	counted int // up to where lines are
+	line    int // there
 }
 
-// token returns the next token, which must come inside of a list or an object; p.line is
-// the line it ends on, which is the line it begins on, since no token spans lines.
-func (p *jsonParser) token(inside bool) (json.Token, error) {
+// token returns the next token, which must come. It ends on p.line, and begins there, since
+// no token spans lines.
+func (p *jsonParser) token() (json.Token, error) {
 	tok, err := p.dec.Token()
-	p.countTo(int(p.dec.InputOffset()))
-	if inside && errors.Is(err, io.EOF) {
-		err = io.ErrUnexpectedEOF
+	to := int(p.dec.InputOffset())
+	p.line += bytes.Count(p.data[p.counted:to], []byte("\n"))
+	p.counted = to
+	if errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) {
+		return nil, errorAt(p.line, "the file ends in the middle of a value")
+	} else if err != nil {
+		return nil, errorAt(p.line, "%s", err)
 	}
-	return tok, err
+	return tok, nil
 }
 
-func (p *jsonParser) countTo(offset int) {
-	offset = min(offset, len(p.data))
-	if offset > p.offset {
-		p.line += bytes.Count(p.data[p.offset:offset], []byte("\n"))
-		p.offset = offset
-	}
-}
-
-func (p *jsonParser) value(depth int) (*Node, error) {
-	tok, err := p.token(depth > 0)
+// node reads a value, or the key of one.
+func (p *jsonParser) node(depth int) (*yaml.Node, error) {
+	tok, err := p.token()
 	if err != nil {
 		return nil, err
 	}
-	if p.left--; p.left < 0 {
-		return nil, errorAt(p.line, "more than %d values", maxNodes)
+	if err := p.spend(p.line, depth); err != nil {
+		return nil, err
 	}
-	if depth > maxDepth {
-		return nil, errorAt(p.line, "nested more than %d levels deep", maxDepth)
-	}
-	n := &Node{line: p.line}
+	y := &yaml.Node{Kind: yaml.ScalarNode, Tag: "!!null", Value: fmt.Sprint(tok), Line: p.line}
 	switch t := tok.(type) {
-	case bool:
-		n.kind, n.value = Bool, strconv.FormatBool(t)
-	case json.Number:
-		n.kind, n.value = Int, t.String()
-		if strings.ContainsAny(n.value, ".eE") {
-			n.kind = Float
-		}
 	case string:
-		n.kind, n.value = String, t
+		y.Tag = "!!str"
+	case json.Number:
+		y.Tag = "!!float"
+	case bool:
+		y.Tag = "!!bool"
 	case json.Delim:
-		if n.kind = Sequence; t == '{' {
-			n.kind = Mapping
+		if y.Kind = yaml.SequenceNode; t == '{' {
+			y.Kind = yaml.MappingNode
 		}
-		return n, p.inside(n, depth)
-	}
-	return n, nil
-}
-
-// inside reads what is in a list or an object, and its end.
-func (p *jsonParser) inside(n *Node, depth int) error {
-	for p.dec.More() {
-		var f field
-		if n.kind == Mapping {
-			tok, err := p.token(true)
+		for p.dec.More() {
+			item, err := p.node(depth + 1)
 			if err != nil {
-				return err
+				return nil, err
 			}
-			f.key, _ = tok.(string) // the decoder lets nothing else through
-			f.line = p.line
+			y.Content = append(y.Content, item)
 		}
-		v, err := p.value(depth + 1)
-		if err != nil {
-			return err
-		}
-		if f.value = v; n.kind == Mapping {
-			n.fields = append(n.fields, f)
-		} else {
-			n.items = append(n.items, v)
-		}
+		_, err = p.token()
 	}
-	_, err := p.token(true)
-	return err
-}
-
-// fail gives err its line.
-func (p *jsonParser) fail(err error) error {
-	var at *Error
-	if errors.As(err, &at) {
-		return at
-	}
-	var syntax *json.SyntaxError
-	switch {
-	case errors.As(err, &syntax):
-		p.countTo(int(syntax.Offset) - 1)
-	case errors.Is(err, io.ErrUnexpectedEOF):
-		p.countTo(len(bytes.TrimRight(p.data, "\n")))
-		return errorAt(p.line, "the file ends in the middle of a value")
-	}
-	return errorAt(p.line, "%s", err)
+	return y, err
 }

@@ -1,8 +1,8 @@
 package strict
 
 import (
-	"fmt"
-	"slices"
+	"encoding/json"
+	"regexp"
 	"strconv"
 	"strings"
 )
@@ -10,17 +10,12 @@ import (
 // Node is a value of a document, YAML or JSON, that knows its line. Aliases
 // and merge keys are resolved.
 type Node struct {
-	kind   Kind
-	line   int
-	value  string  // of a scalar, in JSON's spelling (a string without its quotes)
-	fields []field // of a mapping, in the order of the document; keys may repeat
-	items  []*Node // of a sequence
-}
-
-type field struct {
-	key   string
-	line  int
-	value *Node
+	kind    Kind
+	line    int
+	key     string // in the mapping that it is a value of, or its index in a sequence
+	keyLine int
+	value   string  // of a scalar, in JSON's spelling (a string without its quotes)
+	items   []*Node // of a sequence or a mapping, in the order of the document; keys may repeat
 }
 
 // Kind says what sort of value a Node is.
@@ -30,8 +25,7 @@ type Kind uint8
 const (
 	Null Kind = iota
 	Bool
-	Int
-	Float
+	Number
 	String
 	Mapping
 	Sequence
@@ -46,46 +40,16 @@ func (n *Node) Line() int { return n.line }
 // Items returns the values of a sequence.
 func (n *Node) Items() []*Node { return n.items }
 
-// At returns the value that a path such as Locate takes names, or nil.
-func (n *Node) At(path string) *Node {
-	_, found := n.walk(path)
-	return found
-}
-
 // String returns n as JSON.
 func (n *Node) String() string { return string(n.json(nil)) }
 
-// Remove takes out the field that a path such as Locate takes names, every time
-// it is there.
-func (n *Node) Remove(path string) {
-	parent, last := n, path
-	if i := strings.LastIndex(path, "."); i >= 0 {
-		last = path[i+1:]
-		for step := range strings.SplitSeq(path[:i], ".") {
-			parent = parent.Get(step)
-		}
-	}
-	if parent != nil {
-		parent.fields = slices.DeleteFunc(parent.fields, func(f field) bool { return f.key == last })
-	}
-}
-
 // Describe names a value in an error message.
 func (n *Node) Describe() string {
-	switch n.kind {
-	case Null:
-		return "null"
-	case Bool:
-		return "the boolean " + n.value
-	case Int, Float:
-		return "the number " + n.value
-	case String:
-		return "the string " + strconv.Quote(Shorten(n.value))
-	case Mapping:
-		return "an object"
-	default:
-		return "a list"
+	value := n.value
+	if n.kind == String {
+		value = strconv.Quote(Shorten(value))
 	}
+	return [...]string{"null", "the boolean ", "the number ", "the string ", "an object", "a list"}[n.kind] + value
 }
 
 // Shorten keeps a value readable in a line of log.
@@ -99,19 +63,11 @@ func Shorten(s string) string {
 
 // Get returns the value of the first field named key, or nil.
 func (n *Node) Get(key string) *Node {
-	if f := n.find(key); f != nil {
-		return f.value
-	}
-	return nil
-}
-
-func (n *Node) find(key string) *field {
-	if n == nil {
-		return nil
-	}
-	for i := range n.fields {
-		if n.fields[i].key == key {
-			return &n.fields[i]
+	if n != nil {
+		for _, item := range n.items {
+			if item.key == key {
+				return item
+			}
 		}
 	}
 	return nil
@@ -133,94 +89,54 @@ func (n *Node) Locate(path string) int {
 	return line
 }
 
+// At returns the value that a path such as Locate takes names, or nil.
+func (n *Node) At(path string) *Node {
+	_, found := n.walk(path)
+	return found
+}
+
+var steps = regexp.MustCompile(`\[[^\]]*\]|[^.\[]+`)
+
 // walk goes along path, and returns the line it comes to and, if that is the
 // path's end, the value there.
 func (n *Node) walk(path string) (line int, end *Node) {
 	line = n.line
-	for path != "" {
-		var step string
-		step, path = nextStep(path)
-		if n.kind == Sequence {
-			i, err := strconv.Atoi(step)
-			if err != nil || i < 0 || i >= len(n.items) {
-				return line, nil
-			}
-			n = n.items[i]
-			line = n.line
-			continue
-		}
-		f := n.find(step)
-		if f == nil {
+	for _, step := range steps.FindAllString(path, -1) {
+		if n = n.Get(strings.Trim(step, "[]")); n == nil {
 			return line, nil
 		}
-		n, line = f.value, f.line
+		line = n.keyLine
 	}
 	return line, n
 }
 
-// nextStep splits the first step off a path.
-func nextStep(path string) (step, rest string) {
-	if inside, ok := strings.CutPrefix(path, "["); ok {
-		step, rest, _ = strings.Cut(inside, "]")
-		return step, strings.TrimPrefix(rest, ".")
-	}
-	i := strings.IndexAny(path, ".[")
-	if i < 0 {
-		return path, ""
-	}
-	return path[:i], strings.TrimPrefix(path[i:], ".")
-}
-
 // json appends n as JSON. It writes of equal keys both.
 func (n *Node) json(b []byte) []byte {
+	ends := "[]"
 	switch n.kind {
 	case Null:
 		return append(b, "null"...)
-	case Bool, Int, Float:
+	case Bool, Number:
 		return append(b, n.value...)
 	case String:
-		return appendString(b, n.value)
-	case Sequence:
-		b = append(b, '[')
-		for i, item := range n.items {
-			if i > 0 {
-				b = append(b, ',')
-			}
-			b = item.json(b)
-		}
-		return append(b, ']')
+		return append(b, quote(n.value)...)
+	case Mapping:
+		ends = "{}"
 	}
-	b = append(b, '{')
-	for i, f := range n.fields {
+	b = append(b, ends[0])
+	for i, item := range n.items {
 		if i > 0 {
 			b = append(b, ',')
 		}
-		b = append(appendString(b, f.key), ':')
-		b = f.value.json(b)
-	}
-	return append(b, '}')
-}
-
-// appendString quotes s for JSON. strconv.Quote won't do: it writes \x00 and
-// \U0001f600, which JSON doesn't know.
-func appendString(b []byte, s string) []byte {
-	b = append(b, '"')
-	for i := range len(s) {
-		switch c := s[i]; {
-		case c == '"' || c == '\\':
-			b = append(b, '\\', c)
-		case c < 0x20:
-			b = fmt.Appendf(b, `\u%04x`, c)
-		default:
-			b = append(b, c)
+		if n.kind == Mapping {
+			b = append(append(b, quote(item.key)...), ':')
 		}
+		b = item.json(b)
 	}
-	return append(b, '"')
+	return append(b, ends[1])
 }
 
-// Limits of what one file may make its reader hold.
-const (
-	MaxFileSize = 16 << 20
-	maxDepth    = 200
-	maxNodes    = 4 << 20 // after aliases are resolved
-)
+func quote(s string) []byte {
+	quoted, _ := json.Marshal(s) // no string is refused
+	return quoted
+}

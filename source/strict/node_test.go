@@ -7,7 +7,7 @@ import (
 )
 
 func TestLocate(t *testing.T) {
-	docs, err := yamlDocuments([]byte(`
+	docs, err := Documents("a.yaml", []byte(`
 metadata:
   labels:
     a.b/c: x
@@ -50,10 +50,10 @@ spec:
 }
 
 // Every string survives the way through JSON.
-func TestAppendString(t *testing.T) {
+func TestQuote(t *testing.T) {
 	for _, s := range []string{"", "a", `"\`, "\x00\x1f\x7f\t\n", "é€😀\u2028", strings.Repeat("x", 1000)} {
 		var got string
-		if err := json.Unmarshal(appendString(nil, s), &got); err != nil || got != s {
+		if err := json.Unmarshal(quote(s), &got); err != nil || got != s {
 			t.Errorf("%q came back as %q, %v", s, got, err)
 		}
 	}
@@ -85,5 +85,28 @@ func TestMergeOrder(t *testing.T) {
 	}
 	if got, want := string(docs[0].Get("z").json(nil)), `{"c":3,"a":1,"b":1,"d":2}`; got != want {
 		t.Errorf("merged to %s, want %s", got, want)
+	}
+}
+
+// Numbers keep the spelling that JSON has too; what YAML spells otherwise keeps its value and type.
+func TestScalars(t *testing.T) {
+	for _, tt := range []struct{ name, text, want string }{
+		{"a.yaml", "[80, 80.0, 1e39, 12345678901234567890123, -0]", "[80,80.0,1e39,12345678901234567890123,-0]"},
+		{"a.yaml", "[0x50, 0o17, 017, 0b11, 1_000, +3, .5, 1., 1_0.0]", "[80,15,15,3,1000,3,0.5,1.0,10.0]"},
+		{"a.yaml", "[True, yes, ~, 1e400, 2024-01-01, !!str 1, '1']", `[true,"yes",null,"1e400","2024-01-01","1","1"]`},
+		{"a.json", "[80, 80.0, 1E+39, 12345678901234567890123, -0, true, null, \"1\"]", `[80,80.0,1E+39,12345678901234567890123,-0,true,null,"1"]`},
+		{"a.json", `{"<<": {"a": 1}, "~": "\ud83d\ude00\ud800\/\u0000"}`, `{"\u003c\u003c":{"a":1},"~":"😀�/\u0000"}`},
+		{"a.json", "{\"a\"\n:\r\n\t1\n}", `{"a":1}`},                                                     // YAML wants the colon beside its key,
+		{"a.json", `{"` + strings.Repeat("a", 2000) + `":1}`, `{"` + strings.Repeat("a", 2000) + `":1}`}, // and that within 1024 characters
+	} {
+		docs, err := Documents(tt.name, []byte(tt.text))
+		if err != nil || len(docs) != 1 || docs[0].String() != tt.want {
+			t.Errorf("%s became %v, %v", tt.text, docs, err)
+		}
+	}
+	for _, text := range []string{".inf", ".nan", "!!int x", "!!int '{}'", "!!bool 5"} {
+		if docs, err := Documents("a.yaml", []byte(text)); err == nil {
+			t.Errorf("%s became %v", text, docs)
+		}
 	}
 }
