@@ -55,7 +55,7 @@ end_to_end() { KPROXY_E2E_MODE=nftables tests end-to-end -count=1 -timeout=30m -
 in_iptables() {
 	local planes same
 	. test/e2e/planes.sh
-	label=" (iptables)" KPROXY_E2E_MODE=iptables tests iptables -count=1 -run="^Test($planes|IPTables.*)\$" -skip="$same" ./test/e2e
+	label=" (iptables)" KPROXY_E2E_MODE=iptables tests iptables -count=1 -timeout=30m -run="^Test($planes|IPTables.*)\$" -skip="$same" ./test/e2e
 }
 
 # in_chaos runs takeovers, kills, stops and flushes at random, beside others, as clients wait for most of their time. `make soak`
