@@ -524,7 +524,7 @@ func TestReadersRights(t *testing.T) {
 			"[apps] [deployments] [kproxy-ui] [get]", // of which kubectl port-forward deployment/kproxy-ui looks up the pods
 		},
 		"kproxy-operator":             {"[] [services nodes] [] [list watch]", "[discovery.k8s.io] [endpointslices] [] [list watch]"},
-		"kproxy-operator kube-system": {"[] [pods/exec] [] [get create]"},
+		"kproxy-operator kube-system": {"[] [pods/exec] [] [get create]", "[] [pods/log] [] [get]"},
 		"kproxy-tracer":               {"[] [pods/ephemeralcontainers] [] [patch]", "[] [pods/log] [] [get]"},
 		"kproxy-ui":                   {"[] [nodes] [] [list]"},
 		"kproxy-ui kube-system":       {"[] [pods] [] [list]", "[] [pods/portforward] [] [get create]"},
