@@ -48,7 +48,7 @@ test-again: ## make test N times, every second time beside a load on all process
 	@$(MAKE) --no-print-directory build
 	@test/again.sh $(or $(N),10)
 
-race: ## the race detector on all packages, also on those that import client-go, which make test leaves out (as root, minutes)
+race: ## the race detector on all packages, also on those that import Kubernetes' API, which make test leaves out (as root, minutes)
 	@test/setup.sh test
 	CGO_ENABLED=1 go test -buildvcs=false -race -vet=off -timeout 30m $$(go list ./... | grep -vE '/test/(e2e|vm)$$')
 

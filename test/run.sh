@@ -186,8 +186,8 @@ together() {
 slow='/(kernel/iptables|kernel/ipvs|kernel/nftables|userspace|cmd/kproxy|plan|test/deploy|trace/netfilter)$'
 
 # concurrent finds the packages that start goroutines, in their code or in their tests: in the others the race detector takes several
-# times as long, and has nothing to find. Of kernel/nftables two tests do so. Those that import client-go are raced for a release
-# (`make race`): to compile all of that once more takes as long as all that are raced here.
+# times as long, and has nothing to find. Of kernel/nftables two tests do so. Those that import Kubernetes' API are raced for a release
+# (`make race`): to compile all of that once more takes longer than all that are raced here.
 concurrent() {
 	git grep --untracked -lE '(^|[^a-z."])go (func|[A-Za-z_.]+\()|\.Go\(' -- '*.go' | xargs -n 1 dirname | sort -u |
 		sed "s|^|$(go list -m)/|" | grep -xF "$packages" | grep -vE '/kernel/nftables$' | grep -vxF "$clients"
@@ -319,7 +319,7 @@ if [[ ${1:-} == check ]]; then
 	exit
 fi
 packages=$(go list ./... | grep -vE '/test/(e2e|vm)$') # which have stages of their own
-clients=$(go list -f '{{.ImportPath}} {{join .Deps " "}}' ./... | grep -F ' k8s.io/client-go/kubernetes ' | cut -d ' ' -f 1)
+clients=$(go list -f '{{.ImportPath}} {{join .Deps " "}}' ./... | grep -F ' k8s.io/api/core/v1 ' | cut -d ' ' -f 1)
 raced=$(concurrent)
 echo "every check and test: a quarter of an hour on two processors, and as much again where the control plane" \
 	"of Kubernetes and the VM's kernel are still to be built" >&2
