@@ -324,14 +324,16 @@ raced=$(concurrent)
 echo "every check and test: a quarter of an hour on two processors, and as much again where the control plane" \
 	"of Kubernetes and the VM's kernel are still to be built" >&2
 # What takes minutes where it isn't kept from before is built in the time that tests wait;
-# each with all it starts is a process group, which ends with this script.
+# each with all it starts is a process group, which ends with this script. It isn't a session of its own: the kernel shares
+# processors out among sessions first, whatever they run (sched_autogroup(7)).
 early=()
+set -m
 if ((EUID == 0)); then
-	setsid chrt --idle 0 test/conformance/build.sh >/dev/null 2>&1 & # test/kube/setup.sh is its first step
+	nice -n 19 test/conformance/build.sh >/dev/null 2>&1 & # test/kube/setup.sh is its first step; it fetches modules, so isn't idle
 	early+=("-$!")
 fi
 if [[ $(uname -m) == x86_64 ]]; then
-	setsid test/vm/prepare.sh >/dev/null 2>&1 &
+	test/vm/prepare.sh >/dev/null 2>&1 &
 	early+=("-$!")
 fi
 # What stages that run beside others need from the network is fetched before, with a share of the processors: with none, a
@@ -344,7 +346,6 @@ fetch() {
 	twice go run "$staticcheck" -version
 }
 twice() { "$@" || "$@"; }
-set -m
 fetch >/dev/null 2>&1 &
 early+=("-$!")
 set +m
