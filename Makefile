@@ -91,8 +91,9 @@ release: ## what a release consists of, in dist/ (as root, on Debian); IMAGE=reg
 publish: ## push and sign what make release IMAGE=… made, and make a release on GitHub of it; CHECK=1: say what that would run
 	@VERSION=$(VERSION) IMAGE=$(IMAGE) deploy/publish.sh $(if $(CHECK),--check)
 
-test-arm64: ## unit tests of the packages without I/O on an emulated arm64
+test-arm64: ## kproxy built for arm64, and unit tests of the packages without I/O on an emulated one
 	@test/setup.sh arm64
+	GOARCH=arm64 CGO_ENABLED=0 go build -buildvcs=false -trimpath -o bin/kproxy-arm64 ./cmd/kproxy
 	GOARCH=arm64 CGO_ENABLED=0 go test -buildvcs=false -vet=off -count=1 -exec qemu-aarch64-static ./service ./lb ./health ./plan ./kernel/nlmsg ./userspace/handover ./source/strict ./config
 
 size: ## lines of Go outside tests, without blank ones and comments, by what they are for

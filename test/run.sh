@@ -215,10 +215,12 @@ code() {
 	check dashboard dashboard
 }
 
-# lint is the part of the checks that takes long, and none of it is in vain when it ends late.
-lint() {
+# the_rest is what may end late, one after another, as each by itself keeps all processors busy. Tests that are modules of their own
+# have `make check` look at them, and compiling for arm64 is for a release, and for `make test-arm64`.
+the_rest() {
 	check staticcheck go run "$staticcheck" ./...
-	other_modules vet kube browser helm # `make check` has staticcheck look at what changes of these
+	stage benchmarks benchmarks
+	stage helm with_helm
 }
 
 # other_modules vet|staticcheck MODULE... checks tests that are modules of their own.
@@ -250,10 +252,7 @@ everything() {
 	stage code code
 	beside unit-sequential unit_sequential
 	stage unit unit
-	beside lint lint
-	beside arm64 check build-arm64 env GOARCH=arm64 go build -trimpath -o bin/kproxy-arm64 ./cmd/kproxy
-	beside benchmarks benchmarks
-	beside helm with_helm
+	beside staticcheck the_rest
 	beside chaos in_chaos
 	stage end-to-end end_to_end
 	stage "mode iptables" in_iptables
