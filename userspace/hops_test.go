@@ -146,9 +146,9 @@ func TestALoopEnds(t *testing.T) {
 			t.Errorf("%s: client read %q, %s; want a reset", f, data, end)
 		}
 		eventually(t, "the chain has collapsed", func() bool { return len(s.Connections()) == 0 })
-		got := s.Counters()[serviceOf(service.TCP, f).key()]
-		if got.Total < 63 || got.Total > 200 || got.Looped.Count == 0 || !got.Looped.From.IsValid() {
-			t.Errorf("%s: %d connections and %+v, want 63 or a few more, and the last one's address", f, got.Total, got.Looped)
+		got := s.Counters()[serviceOf(service.TCP, f).key()] // without those whose client had gone before they were connected
+		if got.Total < 50 || got.Total > 200 || got.Looped.Count == 0 || !got.Looped.From.IsValid() {
+			t.Errorf("%s: %d connections and %+v, want 50 to 200, and the last one's address", f, got.Total, got.Looped)
 		}
 	}
 }
