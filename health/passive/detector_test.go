@@ -275,6 +275,19 @@ func TestRefusingEndpoint(t *testing.T) {
 		w.wait(2 * time.Second)
 		w.want("it refuses one client", false, e)
 	})
+	run(t, func(w *world) { // a client that was wrong about silence, again and again
+		e := w.add(1, "n1", Accepts)
+		for range 100 {
+			w.Unanswered(e, client(1), "SYNs")
+			w.wait(time.Second)
+		}
+		w.set(e, Refuses)
+		w.Refused(e, client(1))
+		w.wait(900 * time.Millisecond)
+		if w.want("it refuses", true, e); w.spared[e] == 0 {
+			t.Error("its refusals are kept from clients")
+		}
+	})
 }
 
 // TestDeadNode: two silent endpoints suffice to ask all others.

@@ -43,11 +43,17 @@ type record struct {
 	returned time.Time // when it was ejected last until
 	relapses int
 
-	refuted map[netip.Addr]time.Time // clients who aren't believed, until when
-	pause   time.Duration            // the last such wait
-	seen    time.Time                // when a client complained last
-	heard   time.Time                // when it was asked last
-	silent  bool                     // and said nothing
+	refuted map[complaint]time.Time // what isn't believed, until when
+	pause   time.Duration           // the last such wait
+	seen    time.Time               // when a client complained last
+	heard   time.Time               // when it was asked last
+	silent  bool                    // and said nothing
+}
+
+// complaint is a client's, of silence or of a refusal: that the one was wrong says nothing about the other.
+type complaint struct {
+	client  netip.Addr
+	refused bool
 }
 
 // suspect asks an endpoint, unless those who complain aren't believed.
@@ -57,12 +63,12 @@ func (d *Detector) suspect(at health.Endpoint, node string, rep *report, now tim
 		if len(d.records) >= maxRecords {
 			return
 		}
-		r = &record{endpoint: at, node: node, refuted: map[netip.Addr]time.Time{}}
+		r = &record{endpoint: at, node: node, refuted: map[complaint]time.Time{}}
 		d.records[at] = r
 	}
 	r.seen = now
 	for c := range rep.clients {
-		if now.Before(r.refuted[c]) {
+		if now.Before(r.refuted[complaint{c, rep.refused}]) {
 			delete(rep.clients, c)
 		}
 	}
@@ -168,10 +174,10 @@ func (d *Detector) alive(r *record, now time.Time) {
 	}
 	r.pause = min(max(2*r.pause, refutedFirst), refutedMax)
 	if r.refuted == nil || len(r.refuted) >= maxClients {
-		r.refuted = map[netip.Addr]time.Time{}
+		r.refuted = map[complaint]time.Time{}
 	}
 	for c := range q.report.clients {
-		r.refuted[c] = now.Add(r.pause)
+		r.refuted[complaint{c, q.report.refused}] = now.Add(r.pause)
 	}
 	if q.report.refused {
 		d.cfg.Spare(r.endpoint, 2*refutedMax)
