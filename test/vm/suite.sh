@@ -12,7 +12,7 @@ most=6 # more than these don't fail by chance
 
 trap 'printf "{\"Action\":\"stage\",\"Package\":\"guest %s\",\"Elapsed\":%d}\n" "${package#*/*/}" $SECONDS' EXIT
 first=$(mktemp)
-"$test2json" -t -p "$package" "$binary" -test.v=test2json -test.timeout=45m "$@" | tee "$first" || true
+"$test2json" -t -p "$package" "$binary" -test.v=test2json -test.timeout=25m "$@" | tee "$first" || true
 failed=$(sed -n 's/.*"Action":"fail".*"Test":"\([^"/]*\)".*/\1/p' "$first" | sort -u)
 if [[ -z $failed || ${KPROXY_E2E_SLOW:-1} == 1 || $(wc -w <<<"$failed") -gt $most ]] || grep -q 'panic: ' "$first"; then
 	exit
@@ -22,4 +22,4 @@ echo "vm: once more, alone: $names" >&2
 for test in $failed; do
 	printf '{"Action":"again","Package":"%s","Test":"%s"}\n' "$package" "$test"
 done
-"$test2json" -t -p "$package" "$binary" -test.v=test2json -test.timeout=45m "$@" -test.parallel=1 -test.run="^($names)\$" || true
+"$test2json" -t -p "$package" "$binary" -test.v=test2json -test.timeout=25m "$@" -test.parallel=1 -test.run="^($names)\$" || true

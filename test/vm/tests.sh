@@ -94,7 +94,7 @@ row_command() {
 # guest NAME COMMAND writes events into the guest's own file, as lines of two writers would mix.
 guest() {
 	[[ $1 != nftables || $kind == kvm ]] || export KPROXY_VM_ACCEL=tcg
-	KPROXY_VM_TIMEOUT=3600 test/vm/run.sh bash -c "$2" >"$bin/$1.json" ||
+	KPROXY_VM_TIMEOUT=2700 test/vm/run.sh bash -c "$2" >"$bin/$1.json" ||
 		printf '{"Action":"fail","Package":"vm (%s)"}\n' "$1" >>"$bin/$1.json"
 }
 
