@@ -146,9 +146,10 @@ func TestALoopEnds(t *testing.T) {
 			t.Errorf("%s: client read %q, %s; want a reset", f, data, end)
 		}
 		eventually(t, "the chain has collapsed", func() bool { return len(s.Connections()) == 0 })
-		got := s.Counters()[serviceOf(service.TCP, f).key()] // without those whose client had gone before they were connected
-		if got.Total < 50 || got.Total > 200 || got.Looped.Count == 0 || !got.Looped.From.IsValid() {
-			t.Errorf("%s: %d connections and %+v, want 50 to 200, and the last one's address", f, got.Total, got.Looped)
+		got := s.Counters()[serviceOf(service.TCP, f).key()]
+		// The last of 64 fails, and so may some before it, which it resets while they are being connected.
+		if got.Total+got.Failed < 64 || got.Total > 200 || got.Looped.Count == 0 || !got.Looped.From.IsValid() {
+			t.Errorf("%s: %d connections, %d that failed and %+v; want 64 or a few more, and the last one's address", f, got.Total, got.Failed, got.Looped)
 		}
 	}
 }
