@@ -91,8 +91,9 @@ func programsOn(name string) (out []Finding) {
 	if x := link.Attrs().Xdp; x != nil && x.Attached {
 		note(fmt.Sprintf("XDP program %d gets the packets", x.ProgId), fmt.Sprintf("bpftool prog show id %d tells whose it is", x.ProgId))
 	}
-	for side, parent := range map[string]uint32{"ingress": netlink.HANDLE_MIN_INGRESS, "egress": netlink.HANDLE_MIN_EGRESS} {
+	for i, parent := range []uint32{netlink.HANDLE_MIN_INGRESS, netlink.HANDLE_MIN_EGRESS} {
 		if filters, err := netlink.FilterList(link, parent); err == nil && len(filters) > 0 {
+			side := [...]string{"ingress", "egress"}[i]
 			note(fmt.Sprintf("a filter of tc (%s) gets the packets", side), fmt.Sprintf("tc filter show dev %s %s", name, side))
 		}
 	}
