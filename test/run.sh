@@ -41,7 +41,6 @@ labelled() { sed "s|\"Package\":\"[^\"]*|&${label:-}|"; }
 # in_vm runs on another kernel, Debian's, what needs IPVS and what shall pass on both.
 in_vm() {
 	if [[ $(uname -m) == x86_64 ]]; then
-		test/vm/prepare.sh || true # then guests are emulated
 		tests vm-itself -count=1 ./test/vm
 		test/vm/tests.sh || printf '{"Action":"fail","Package":"test/vm/tests.sh"}\n'
 	else

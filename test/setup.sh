@@ -24,7 +24,6 @@ conformance=(runc=runc /usr/lib/cni/bridge=containernetworking-plugins conntrack
 vm=()
 if [[ $(uname -m) == x86_64 ]]; then
 	vm=(qemu-system-x86_64=qemu-system-x86 busybox=busybox-static modprobe=kmod setpriv=util-linux ipvsadm=ipvsadm)
-	test+=(make=make flex=flex bison=bison bc=bc xz=xz-utils) # for test/vm/usermode.sh
 fi
 
 case "${1:-}" in

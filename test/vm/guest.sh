@@ -27,11 +27,7 @@ ulimit -Hn 524288 # what systemd gives; the kernel's own 4096 is for nobody
 
 if [[ -s /run/vm/write ]]; then
 	folder=$(</run/vm/write)
-	if grep -q hostfs /proc/filesystems; then # User Mode Linux
-		mount -t hostfs -o "$folder" write "$folder"
-	else
-		mount -t 9p -o cache=none,trans=virtio,version=9p2000.L,msize=512000 write "$folder"
-	fi
+	mount -t 9p -o cache=none,trans=virtio,version=9p2000.L,msize=512000 write "$folder"
 fi
 
 # Pipes, as a command that opens /dev/stderr again would otherwise truncate the file.
@@ -48,5 +44,5 @@ for ((i = 0; i < 50; i++)); do
 	sleep 0.1
 done
 echo "$status" >/run/vm/status
-echo b >/proc/sysrq-trigger # the fastest way out: neither qemu nor User Mode Linux may reboot
+echo b >/proc/sysrq-trigger # the fastest way out: qemu may not reboot
 sleep infinity

@@ -8,7 +8,6 @@ $bb mount -t devtmpfs dev /dev
 for word in $($bb cat /proc/cmdline); do
 	case $word in
 	vm.guest=*) guest=${word#*=} ;;
-	vm.run=*) run=${word#*=} ;;
 	vm.probe)
 		echo "<0>vm: it boots" >/dev/kmsg # which is out before the next line, unlike what a terminal gets
 		$bb reboot -f
@@ -22,23 +21,17 @@ done </modules/order
 
 set -e # a failure from here on ends init, and so the guest, with a panic
 
-# share TAG PATH FOLDER OPTION mounts what run.sh shares: a path of the host, or a tag of 9p's.
-share() {
-	if $bb grep -q hostfs /proc/filesystems; then
-		$bb mount -t hostfs -o "${4%%,*},$2" "$1" "$3"
-	else
-		$bb mount -t 9p -o "$4,trans=virtio,version=9p2000.L,msize=512000" "$1" "$3"
-	fi
-}
+# share TAG FOLDER OPTIONS mounts what run.sh shares.
+share() { $bb mount -t 9p -o "$3,trans=virtio,version=9p2000.L,msize=512000" "$1" "$2"; }
 
 # Loose: nobody changes the host's files under a guest that it should see.
-share host / /host ro,cache=loose
+share host /host ro,cache=loose
 $bb mount -t tmpfs -o size=75% rw /rw
 $bb mkdir /rw/upper /rw/work
 $bb mount -t overlay -o lowerdir=/host,upperdir=/rw/upper,workdir=/rw/work overlay /new
 $bb mount -t tmpfs run /new/run
 $bb mkdir -p /new/run/vm
-share run "$run" /new/run/vm rw,cache=none
+share run /new/run/vm rw,cache=none
 $bb mount --move /dev /new/dev
 $bb umount /proc
 exec $bb switch_root /new "$guest"

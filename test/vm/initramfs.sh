@@ -19,13 +19,10 @@ fi
 cp "$here/init.sh" "$root/init"
 chmod 755 "$root/init"
 
-# A User Mode Linux has all it needs.
-modules=()
-[[ -e $kernel/linux ]] || modules=(virtio_pci 9pnet_virtio 9p overlay)
 : >"$root/modules/order"
 
 # modprobe names what each needs before it, as 'insmod PATH' or 'builtin NAME'.
-for module in "${modules[@]}"; do
+for module in virtio_pci 9pnet_virtio 9p overlay; do
 	modprobe --show-depends -d "$kernel" -S "$version" "$module"
 done | awk '$1 == "insmod" && !seen[$2]++ { print $2 }' | while read -r path; do
 	name=${path##*/}

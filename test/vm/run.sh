@@ -12,8 +12,8 @@
 # KPROXY_VM_TIMEOUT  seconds for all of it (1200)
 # KPROXY_VM_SILENCE  seconds without a sign of life that mean a hang (240)
 # KPROXY_VM_MEMORY   of the guest, as qemu wants it (4G)
-# KPROXY_VM_ACCEL    kvm, uml or tcg (the first of them that works, see accel.sh)
-# KPROXY_VM_KERNEL   for kvm and tcg, a folder with another kernel's vmlinuz and lib/modules (Debian's, fetched)
+# KPROXY_VM_ACCEL    kvm or tcg (the first that works, see accel.sh)
+# KPROXY_VM_KERNEL   a folder with another kernel's vmlinuz and lib/modules (Debian's, fetched)
 # KPROXY_VM_WRITE    a folder in which the guest's changes stay (none)
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
@@ -30,10 +30,7 @@ prepare() {
 	done
 	mkdir -p "$cache"
 	accel=${KPROXY_VM_ACCEL:-$("$here/accel.sh" "$cache")}
-	case $accel in
-	uml) kernel=$("$here/usermode.sh" "$cache" build) ;;
-	*) kernel=${KPROXY_VM_KERNEL:-$("$here/kernel.sh" "$cache")} ;;
-	esac
+	kernel=${KPROXY_VM_KERNEL:-$("$here/kernel.sh" "$cache")}
 	run=$(mktemp -d "${TMPDIR:-/tmp}/kproxy-vm.XXXXXX")
 	trap finish EXIT
 	trap 'exit 130' INT TERM HUP
@@ -47,9 +44,7 @@ finish() {
 	rm -rf "$run"
 }
 
-# end_guest kills it, and what a User Mode Linux that is killed leaves running: its
-# processes are this machine's, in a group of their own.
-end_guest() { kill -KILL "$guest" "-$guest" 2>/dev/null || true; }
+end_guest() { kill -KILL "$guest" 2>/dev/null || true; }
 
 # take_turn waits until fewer guests run than there are processors: more would
 # only make each other slow, too slow for what they test. First come, first served.
@@ -75,10 +70,7 @@ take_turn() {
 # script prints what the guest runs.
 script() {
 	local name slow=1
-	case $accel in
-	uml) slow=3 ;;
-	tcg) slow=10 ;;
-	esac
+	[[ $accel == kvm ]] || slow=10
 	for name in PATH HOME CI "${!KPROXY_@}" "${!GO@}"; do
 		[[ -z ${!name+set} ]] || printf 'export %s=%q\n' "$name" "${!name}"
 	done
@@ -90,30 +82,11 @@ script() {
 # boot starts the guest, and what passes its output on. It must not outlive this
 # script, however that ends.
 boot() {
-	local words=("vm.guest=$here/guest.sh") memory=${KPROXY_VM_MEMORY:-4G}
-	[[ -z ${KPROXY_VM_WRITE:-} ]] || realpath "$KPROXY_VM_WRITE" >"$run/write"
-	if [[ $accel == uml ]]; then
-		# Its kernel and its process wait for each other at every system call: on one processor that costs less than on two.
-		local pinned=(taskset -c "$turn")
-		"${pinned[@]}" true 2>/dev/null || pinned=()
-		"${pinned[@]}" setpriv --pdeathsig KILL "$here/uml.sh" "$kernel" "$run/initramfs" "$run/console" "$memory" \
-			"${words[@]}" "vm.run=$run" &
-	else
-		boot_qemu
-	fi
-	guest=$!
-	tail --pid=$guest -s 0.1 -n +1 -f "$run/stdout" &
-	tails=($!)
-	tail --pid=$guest -s 0.1 -n +1 -f "$run/stderr" >&2 &
-	tails+=($!)
-}
-
-# boot_qemu starts the stock kernel, with the words that boot has, in the background.
-boot_qemu() {
 	# The kernel's own watchdogs are off, and its check of the timer: a guest that
 	# waits for the host's processors isn't hung.
-	words+=(console=ttyS0 quiet oops=panic panic=-1 mitigations=off nowatchdog no_timer_check rcupdate.rcu_cpu_stall_suppress=1 vm.run=run)
-	local machine=(-machine q35 -m "$memory" -display none -monitor none -no-reboot -nic none)
+	local words=(console=ttyS0 quiet oops=panic panic=-1 mitigations=off nowatchdog no_timer_check rcupdate.rcu_cpu_stall_suppress=1
+		"vm.guest=$here/guest.sh")
+	local machine=(-machine q35 -m "${KPROXY_VM_MEMORY:-4G}" -display none -monitor none -no-reboot -nic none)
 	if [[ $accel == kvm ]]; then
 		machine+=(-accel kvm -cpu host -smp 2)
 	else
@@ -128,9 +101,17 @@ boot_qemu() {
 	fi
 	share host / multidevs=remap,readonly=on
 	share run "$run" multidevs=forbid
-	[[ ! -e $run/write ]] || share write "$(<"$run/write")" multidevs=forbid
+	if [[ -n ${KPROXY_VM_WRITE:-} ]]; then
+		realpath "$KPROXY_VM_WRITE" >"$run/write"
+		share write "$(<"$run/write")" multidevs=forbid
+	fi
 	setpriv --pdeathsig KILL qemu-system-x86_64 "${machine[@]}" -serial "file:$run/console" \
 		-kernel "$kernel/vmlinuz" -initrd "$run/initramfs" -append "${words[*]}" </dev/null >"$run/qemu" 2>&1 &
+	guest=$!
+	tail --pid=$guest -s 0.1 -n +1 -f "$run/stdout" &
+	tails=($!)
+	tail --pid=$guest -s 0.1 -n +1 -f "$run/stderr" >&2 &
+	tails+=($!)
 }
 
 # share TAG FOLDER OPTIONS makes a folder of the host one that the guest can mount.

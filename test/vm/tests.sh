@@ -36,8 +36,7 @@ nft="^Test(DamageIsRepaired|CleanupLeavesWhatIsForeign)\$/^nft\$"
 auto="^TestConformanceOfKernel\$/^auto\$/^(apply|clean-up|foreign|a_foreign)"
 # What a model shows is the same on every kernel.
 models="^Test(ConformanceOfModel|RulesDoWhatThePlanSays|RendererRemembers)\$"
-# In mode nftables on Debian's own kernel, which has flowtables, and whose modules of iptables and ipset are kept out,
-# with the programs: emulated, it takes little longer than User Mode Linux.
+# In mode nftables with flowtables, which this machine may lack; the modules of iptables and ipset are kept out, with the programs.
 without='rm -f /usr/sbin/{iptables,ip6tables,xtables,ipset}*'
 without+=' && printf "install %s /bin/false\n" {ip,ip6,x}_tables ip_set nft_compat >/etc/modprobe.d/without.conf && '
 # What kproxy does where the kernel can't log packets is shown there, too.
@@ -53,6 +52,7 @@ rows=(
 	"kernel   kernel/ipvs   (vm,bench)      -test.run=^\$ -test.bench=. -test.benchtime=1x"
 	"kernel   kernel        (vm)"
 	"kernel   kernel/leftovers (vm)"
+	"kernel   trace         (vm)            -test.run=^TestTrafficControlIsNamed\$"
 	"kernel   test/golden   (vm)            -test.run=^TestKernel\$"
 	"iptables test/e2e      (vm,iptables)   KPROXY_E2E_MODE=iptables -test.run=^Test($tables)\$ -test.skip=$nft"
 	"iptables test/e2e      (vm,flows)      KPROXY_E2E_MODE=iptables -test.run=^TestFlows\$/^iptables\$/^plain\$"
@@ -93,17 +93,14 @@ row_command() {
 
 # guest NAME COMMAND writes events into the guest's own file, as lines of two writers would mix.
 guest() {
-	[[ $1 != nftables || $kind == kvm ]] || export KPROXY_VM_ACCEL=tcg
 	KPROXY_VM_TIMEOUT=2700 test/vm/run.sh bash -c "$2" >"$bin/$1.json" ||
 		printf '{"Action":"fail","Package":"vm (%s)"}\n' "$1" >>"$bin/$1.json"
 }
 
-test/vm/prepare.sh || echo "vm: no User Mode Linux, so this takes an hour and more" >&2
 rm -rf "$bin"
 mkdir -p "$bin"
 export CGO_ENABLED=0
 go build -buildvcs=false -o "$bin/test2json" cmd/test2json
-kind=$(test/vm/accel.sh "${XDG_CACHE_HOME:-$HOME/.cache}/kproxy-vm")
 guests=($(printf '%s\n' "${rows[@]}" | awk '!seen[$1]++ { print $1 }'))
 for g in "${guests[@]}"; do
 	command=
