@@ -5,6 +5,7 @@ import (
 	"net"
 	"net/netip"
 	"os"
+	"os/exec"
 	"slices"
 	"strings"
 	"testing"
@@ -212,6 +213,45 @@ func TestNobodyAnswersARP(t *testing.T) {
 		return f.Severity == SeverityWarning && strings.Contains(f.What, "has asked for 10.2.0.2 on host2 in vain") && strings.Contains(f.Remedy, "ebtables")
 	}) {
 		t.Errorf("when it has given up: %v, verdict %s:\n%s", err, r.Verdict, r.Text(Look{}))
+	}
+}
+
+// TestTrafficControlIsNamed: what tc has drop, filter or netem, is named, at the link where it is. Where the kernel has
+// none, the VM's has.
+func TestTrafficControlIsNamed(t *testing.T) {
+	for name, tt := range map[string]struct{ command, what string }{
+		"ingress": {"tc qdisc add dev host1 clsact && tc filter add dev host1 ingress protocol ip matchall action drop", "a filter of tc (ingress) "},
+		"egress":  {"tc qdisc add dev host2 clsact && tc filter add dev host2 egress protocol ip matchall action drop", "a filter of tc (egress) "},
+		"netem":   {"tc qdisc add dev host2 root netem loss 100%", "netem "},
+	} {
+		t.Run(name, func(t *testing.T) {
+			n := kerneltest.NewNetwork(t, 2)
+			n.Serve(2, "b", 9000)
+			sh(t, "iptables -t nat -A PREROUTING -d 10.96.0.10 -p tcp --dport 80 -j DNAT --to-destination 10.2.0.2:9000")
+			to := netip.MustParseAddrPort("10.96.0.10:80")
+			named := func() bool {
+				r, err := Run(t.Context(), Request{Address: to, Protocol: service.TCP, From: n.Address(service.IPv4, 1)}, nil)
+				if err != nil {
+					t.Fatal(err)
+				}
+				return slices.ContainsFunc(r.Findings, func(f Finding) bool { return strings.HasPrefix(f.What, tt.what) })
+			}
+			if _, _, err := n.Ask(1, service.TCP, to); err != nil || named() {
+				t.Errorf("without: %v, or it is named", err)
+			}
+			if out, err := exec.Command("sh", "-c", tt.command).CombinedOutput(); err != nil {
+				t.Skipf("this kernel has none: %v: %s", err, out)
+			}
+			n.On(1, func() {
+				if c, err := net.DialTimeout("tcp", to.String(), 200*time.Millisecond); err == nil {
+					c.Close()
+					t.Error("it drops nothing")
+				}
+			})
+			if !named() {
+				t.Error("it isn't named")
+			}
+		})
 	}
 }
 

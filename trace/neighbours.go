@@ -79,7 +79,8 @@ func linksDown() []string {
 	return out
 }
 
-// programsOn names the eBPF programs and filters that get a link's packets before netfilter or behind it, and aren't followed.
+// programsOn names the eBPF programs, filters and emulated networks that get a link's packets before netfilter or behind it, and
+// aren't followed.
 func programsOn(name string) (out []Finding) {
 	link, err := netlink.LinkByName(name)
 	if err != nil {
@@ -96,6 +97,10 @@ func programsOn(name string) (out []Finding) {
 			side := [...]string{"ingress", "egress"}[i]
 			note(fmt.Sprintf("a filter of tc (%s) gets the packets", side), fmt.Sprintf("tc filter show dev %s %s", name, side))
 		}
+	}
+	disciplines, _ := netlink.QdiscList(link)
+	if slices.ContainsFunc(disciplines, func(q netlink.Qdisc) bool { return q.Type() == "netem" }) {
+		note("netem delays, loses or changes the packets", "tc qdisc show dev "+name)
 	}
 	return out
 }
