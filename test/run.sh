@@ -19,12 +19,14 @@ export KPROXY_BIN=$root/bin/kproxy
 staticcheck=honnef.co/go/tools/cmd/staticcheck@v0.8.2
 ci=${KPROXY_CI:-${CI:-}}
 
-# check NAME COMMAND... is a test that passes when the command does.
+# check NAME COMMAND... is a test that passes when the command does. It runs in this shell, and may set variables.
 check() {
-	local name=$1 action=pass
+	local name=$1 verdict=PASS output
+	output=$(mktemp)
 	shift
-	"$@" >&2 || action=fail
-	printf '{"Action":"%s","Package":"checks","Test":"%s"}\n' "$action" "$name"
+	"$@" >"$output" 2>&1 || verdict=FAIL
+	{ echo "=== RUN   $name"; cat "$output"; printf -- '--- %s: %s (0.00s)\n%s\n' $verdict "$name" $verdict; } | go tool test2json -p checks | grep '"Test":'
+	rm "$output"
 }
 
 # tests NAME ARGUMENTS... runs go test. That it failed shows in its events, except when

@@ -157,6 +157,9 @@ func (r *report) fail(name string, e event) {
 	if !slices.ContainsFunc(r.failed, func(f string) bool { return strings.HasPrefix(f, name+"/") }) {
 		r.failed = append(r.failed, name)
 		r.reasons[name] = reason(text)
+		if e.Package == "checks" {
+			r.reasons[name] = ending(text)
+		}
 	}
 }
 
@@ -213,6 +216,12 @@ func reason(text string) (lines []string) {
 		}
 	}
 	return lines
+}
+
+// ending returns the last lines of a text, for the output of what isn't Go's.
+func ending(text string) []string {
+	lines := strings.Split(strings.TrimSpace(text), "\n")
+	return lines[max(0, len(lines)-mostReasons):]
 }
 
 // finish prints the totals and says whether all is well.

@@ -228,6 +228,12 @@ failed: p TestB
 			want: "long     71s  q (vm) TestB\nlong     10s  p TestA\n4 passed, 0 failed, 0 skipped\n",
 			ok:   true,
 		},
+		{
+			name: "how a check's output ended is said again at the end",
+			in: `{"Action":"output","Package":"checks","Test":"lint","Output":"a.go:1: odd\n"}
+{"Action":"fail","Package":"checks","Test":"lint"}`,
+			want: "FAIL  checks lint\na.go:1: odd\nfailed: checks lint\na.go:1: odd\nnothing ran\n0 passed, 1 failed, 0 skipped\n",
+		},
 		{name: "nothing ran", want: "nothing ran\n0 passed, 0 failed, 0 skipped\n"},
 		{
 			name: "what isn't an event is passed on",
