@@ -229,7 +229,7 @@ func (t *tracer) goesOn(w way, connMark uint32) (way, []end) {
 		p = first
 		p.Later, p.DNAT, p.SNAT, p.DstDone, p.SrcDone = true, w.packet.DNAT, w.packet.SNAT, true, true
 		if p.Mark != at.before.Mark {
-			if stop := t.turnsOff(p, at, who); stop != nil {
+			if stop := t.turnsOff(w, p, at, who); stop != nil {
 				out = append(out, end{w, Dropped, stop})
 				w.share = 0
 				return w, out
@@ -246,12 +246,16 @@ func (t *tracer) goesOn(w way, connMark uint32) (way, []end) {
 
 // turnsOff says that a later packet, which bears another mark than the first one did before a hook, is routed another way
 // to it; nil if it isn't.
-func (t *tracer) turnsOff(p netfilter.Packet, at passage, who string) *Finding {
+func (t *tracer) turnsOff(w way, p netfilter.Packet, at passage, who string) *Finding {
 	routed := at.hook == netfilter.Forward || (at.hook == netfilter.Input || at.hook == netfilter.Postrouting && p.In == "") && p.In != loopback
 	if !routed {
 		return nil
 	}
-	r := t.host.route(t.host.query(&p))
+	q := t.host.query(&p)
+	if w.balanced && p.In == "" {
+		q.from = netip.Addr{} // as in emit
+	}
+	r := t.host.route(q)
 	if r.local() == (at.hook == netfilter.Input) && r.passes() && (r.local() || r.link == p.Out) {
 		return nil
 	}

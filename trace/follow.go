@@ -693,7 +693,7 @@ func (t *tracer) emit(w way) {
 	q := t.host.query(&w.packet)
 	q.from = netip.Addr{}
 	r := t.host.route(q)
-	if w.transparent && r.passes() && !r.local() {
+	if (w.transparent || w.balanced) && r.passes() && !r.local() {
 		r = t.routeFrom(w, r)
 	}
 	if !r.passes() {
@@ -702,8 +702,12 @@ func (t *tracer) emit(w way) {
 		if w.userspace && t.req.Protocol == service.TCP {
 			v = Refused // kproxy accepted the client's connection, and resets it
 		}
-		if w.balanced { // IPVS tells the client by ICMP, whatever the reason (__ip_vs_get_out_rt in net/netfilter/ipvs/ip_vs_xmit.c)
-			v = Refused
+		// IPVS asks by the address alone, and tells the client by ICMP, whatever the reason (__ip_vs_get_out_rt in
+		// net/netfilter/ipvs/ip_vs_xmit.c). Then netfilter asks by the whole packet, and drops it (ip_route_me_harder).
+		if w.balanced {
+			if alone := t.host.route(query{to: q.to}); !alone.passes() {
+				v = Refused
+			}
 		}
 		t.finish(w, v, t.noRoute(&r))
 		return
@@ -717,7 +721,7 @@ func (t *tracer) emit(w way) {
 	t.pass(w, netfilter.Output, netfilter.Whole, func(w way) { t.reroute(w, &r) })
 }
 
-// routeFrom returns the route of a connection that kproxy makes from the client's address, where rules of routing lead what comes
+// routeFrom returns the route of a connection that kproxy or IPVS makes from the client's address, where rules of routing lead what comes
 // from there elsewhere than r, or nowhere; r if they don't. The kernel answers for an address that isn't its own only as for
 // what comes in, so by the loopback link, and its other refusals are about that.
 func (t *tracer) routeFrom(w way, r route) route {

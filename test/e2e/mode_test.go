@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"flag"
 	"os"
-	"strconv"
 	"strings"
 
 	"kproxy.dev/kproxy/plan"
@@ -37,15 +36,16 @@ func selectTests() error {
 	return flag.Set("test.skip", skip)
 }
 
-// worldsAtATime is how many tests run in parallel unless -parallel says
-// otherwise: they mostly wait, so it is more than there are processors.
-const worldsAtATime = 3
-
+// setParallel has three tests run at a time unless -parallel says otherwise: they mostly wait, so it is more than there are
+// processors. On an emulated machine one does: three take ten times as long there as one.
 func setParallel() error {
 	given := false
 	flag.Visit(func(f *flag.Flag) { given = given || f.Name == "test.parallel" })
 	if given {
 		return nil
 	}
-	return flag.Set("test.parallel", strconv.Itoa(worldsAtATime))
+	if slow > 1 {
+		return flag.Set("test.parallel", "1")
+	}
+	return flag.Set("test.parallel", "3")
 }

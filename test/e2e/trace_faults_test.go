@@ -433,7 +433,15 @@ var faults = []fault{
 		fate: isAnswered, verdict: trace.Forwarded, warning: []string{"from the endpoint", "only 1300 pass on the way to 10.1.0.2", "link client"},
 	},
 	{
-		name: "a rule of routing by the endpoint's port", plant: []string{"ip rule add pref 5 ipproto tcp dport 9000 prohibit"}, lift: []string{"ip rule delete pref 5"},
+		name: "a rule of routing by the endpoint's port, behind IPVS", in: inIPVS, plant: []string{"ip rule add pref 5 ipproto tcp dport 9000 prohibit"}, lift: []string{"ip rule delete pref 5"},
+		fate: isSilent, verdict: trace.Dropped, culprit: []string{"no way to 10.2.0.2", "of type prohibit"},
+	},
+	{
+		name: "a rule of routing prohibits what comes from the client, behind IPVS", in: inIPVS, plant: []string{"ip rule add pref 5 from 10.1.0.2 to 10.2.0.0/16 prohibit"}, lift: []string{"ip rule delete pref 5"},
+		fate: isSilent, verdict: trace.Dropped, culprit: []string{"no way to 10.2.0.2", "of type prohibit"},
+	},
+	{
+		name: "a rule of routing by the endpoint's port", in: append(slices.Clone(inUserspace), inDNAT...), plant: []string{"ip rule add pref 5 ipproto tcp dport 9000 prohibit"}, lift: []string{"ip rule delete pref 5"},
 		fate: isRefused, verdict: trace.Refused, culprit: []string{"no way to 10.2.0.2", "of type prohibit"},
 	},
 	{

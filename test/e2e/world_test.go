@@ -82,7 +82,7 @@ func buildWorld(t *testing.T, change func(*lab.Config)) *world {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root to make network namespaces")
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), within(10*time.Minute))
+	ctx, cancel := context.WithTimeout(context.Background(), lasting(10*time.Minute))
 	t.Cleanup(cancel)
 	cfg := lab.DefaultConfig()
 	cfg.Prefix = fmt.Sprintf("kpe-%d-%d", os.Getpid(), worlds.Add(1))

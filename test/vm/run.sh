@@ -20,7 +20,6 @@ here=$(cd "$(dirname "$0")" && pwd)
 PATH=$PATH:/usr/local/sbin:/usr/sbin:/sbin
 cache=${XDG_CACHE_HOME:-$HOME/.cache}/kproxy-vm
 guest= # its process, while it runs
-turn=  # which of the guests that may run at once it is
 why=   # what is wrong with the guest
 
 prepare() {
@@ -46,31 +45,10 @@ finish() {
 
 end_guest() { kill -KILL "$guest" 2>/dev/null || true; }
 
-# take_turn waits until fewer guests run than there are processors: more would
-# only make each other slow, too slow for what they test. First come, first served.
-take_turn() {
-	local i queue slot
-	exec {queue}>"$cache/queue"
-	flock "$queue" &
-	wait $! # which signals interrupt
-	while :; do
-		for ((i = 0; i < $(nproc); i++)); do
-			exec {slot}>"$cache/turn-$i"
-			if flock -n "$slot"; then
-				exec {queue}>&-
-				turn=$i
-				return
-			fi
-			exec {slot}>&-
-		done
-		sleep 0.2
-	done
-}
-
 # script prints what the guest runs.
 script() {
 	local name slow=1
-	[[ $accel == kvm ]] || slow=10
+	[[ $accel == kvm ]] || slow=4
 	for name in PATH HOME CI "${!KPROXY_@}" "${!GO@}"; do
 		[[ -z ${!name+set} ]] || printf 'export %s=%q\n' "$name" "${!name}"
 	done
@@ -159,7 +137,6 @@ main() {
 	(($#)) || { echo "usage: test/vm/run.sh COMMAND [ARGUMENT...]" >&2; exit 2; }
 	prepare
 	script "$@" >"$run/command"
-	take_turn
 	boot
 	watch
 	judge
