@@ -208,18 +208,31 @@ func (t *tracer) answerPasses(w way, p netfilter.Packet, h netfilter.Hook) (way,
 	return t.laterPasses(w, p, passage{hook: h, span: netfilter.Whole}, src, dst, fmt.Sprintf("the answer of %s", w.endpoint))
 }
 
-// goesOn follows what the client sends when it has the answer, through the hooks that its first packet passed: what is left
-// of w, and what is stopped.
+// goesOn follows what the client sends when it has the answer: what is left of w, and what is stopped. A datagram has been
+// answered by then, so what stops a client's next ones is a warning.
 func (t *tracer) goesOn(w way, connMark uint32) (way, []end) {
-	if t.req.Protocol != service.TCP { // whose handshake it completes; a datagram has been answered by then
-		return w, nil
+	later := map[bool]string{true: "packet to %s that completes the handshake", false: "next datagram to %s"}[t.req.Protocol == service.TCP]
+	who := fmt.Sprintf("the client's "+later, t.req.Address)
+	if w.userspace && !w.packet.Redirected {
+		who = fmt.Sprintf("kproxy's "+later, w.endpoint)
 	}
+	left, stopped := t.passesAgain(w, connMark, who)
+	if t.req.Protocol == service.TCP {
+		return left, stopped
+	}
+	for _, e := range stopped {
+		if e.verdict == Dropped || e.verdict == Refused {
+			t.warn(SeverityWarning, e.stop.What, e.stop.Where, e.stop.Remedy)
+		}
+	}
+	return w, nil
+}
+
+// passesAgain follows a later packet of w's connection through the hooks that its first one passed: what is left of w, and what
+// is stopped. who says whose it is.
+func (t *tracer) passesAgain(w way, connMark uint32, who string) (way, []end) {
 	var out []end
 	var p netfilter.Packet
-	who := fmt.Sprintf("the client's packet to %s that completes the handshake", t.req.Address)
-	if w.userspace && !w.packet.Redirected {
-		who = fmt.Sprintf("kproxy's packet to %s that completes the handshake", w.endpoint)
-	}
 	for i, at := range w.passed {
 		first := at.before
 		first.State, first.Zone, first.ConnMark = netfilter.Established, netfilter.Zone{}, connMark

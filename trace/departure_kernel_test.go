@@ -216,6 +216,47 @@ func TestNobodyAnswersARP(t *testing.T) {
 	}
 }
 
+// TestNextDatagrams: what stops a client's datagrams once the first has been answered is warned of.
+func TestNextDatagrams(t *testing.T) {
+	n := kerneltest.NewNetwork(t, 2)
+	n.Serve(2, "b", 9000)
+	sh(t, "iptables -t nat -A PREROUTING -d 10.96.0.10 -p udp --dport 80 -j DNAT --to-destination 10.2.0.2:9000")
+	to := netip.MustParseAddrPort("10.96.0.10:80")
+	for _, tt := range []struct {
+		plant    string
+		answered int // of two datagrams
+	}{
+		{"iptables -t mangle -A PREROUTING -p udp --dport 81 -m conntrack --ctstate ESTABLISHED -j DROP", 2},
+		{"iptables -t mangle -A PREROUTING -i host1 -p udp -m conntrack --ctstate ESTABLISHED -j DROP", 1},
+	} {
+		sh(t, tt.plant)
+		answered := 0
+		n.On(1, func() {
+			c, err := net.Dial("udp", to.String())
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			defer c.Close()
+			for range 2 {
+				if _, err := c.Write([]byte("x")); err != nil || c.SetReadDeadline(time.Now().Add(300*time.Millisecond)) != nil {
+					t.Error(err)
+				}
+				if _, err := c.Read(make([]byte, 100)); err == nil {
+					answered++
+				}
+			}
+		})
+		r, err := Run(t.Context(), Request{Address: to, Protocol: service.UDP, From: n.Address(service.IPv4, 1)}, nil)
+		warned := slices.ContainsFunc(r.Findings, func(f Finding) bool {
+			return f.Severity == SeverityWarning && strings.Contains(f.What, "the client's next datagram to "+to.String())
+		})
+		if err != nil || answered != tt.answered || r.Verdict != Forwarded || warned != (tt.answered == 1) {
+			t.Errorf("%s: %v, %d of 2 answered, verdict %s, warned %t\n%s", tt.plant, err, answered, r.Verdict, warned, r.Text(Look{}))
+		}
+	}
+}
+
 // TestTrafficControlIsNamed: what tc has drop, filter or netem, is named, at the link where it is. Where the kernel has
 // none, the VM's has.
 func TestTrafficControlIsNamed(t *testing.T) {
