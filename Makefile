@@ -9,7 +9,7 @@ LDFLAGS := -s -w -X main.version=$(VERSION) -X main.commit=$(COMMIT)
 DOCKER ?= docker
 IMAGE  ?= kproxy:latest
 
-.PHONY: help build check demo demo-ipvs vm test test-again race mutants soak conformance bench bench-go image release size publish test-arm64 golden-update clean
+.PHONY: help build check demo demo-ipvs vm test test-again race mutants soak conformance bench bench-go image release size publish test-arm64 test-kernels golden-update clean
 
 help: ## what can be made
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -95,6 +95,11 @@ test-arm64: ## kproxy built for arm64, and unit tests of the packages without I/
 	@test/setup.sh arm64
 	GOARCH=arm64 CGO_ENABLED=0 go build -buildvcs=false -trimpath -o bin/kproxy-arm64 ./cmd/kproxy
 	GOARCH=arm64 CGO_ENABLED=0 go test -buildvcs=false -vet=off -count=1 -exec qemu-aarch64-static ./service ./lb ./health ./plan ./kernel/nlmsg ./userspace/handover ./source/strict ./config
+
+test-kernels: ## in VMs with Debian's kernels 6.1 and 6.12: the demonstration and what the data planes do, in every mode (as root, an hour)
+	@test/setup.sh vm
+	@$(MAKE) --no-print-directory build
+	@go build -o bin/report ./test/report && test/vm/kernels.sh | bin/report
 
 size: ## lines of Go outside tests, without blank ones and comments, by what they are for
 	@git ls-files '*.go' ':!*_test.go' | xargs awk '\

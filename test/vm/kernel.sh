@@ -7,9 +7,10 @@
 set -euo pipefail
 
 cache=$1
+stands=${KPROXY_VM_PACKAGE:-linux-image-amd64}
 
-# package prints the name of the package that linux-image-amd64 stands for now.
-package() { apt-cache depends linux-image-amd64 2>/dev/null | awk '$1 == "Depends:" { print $2; exit }'; }
+# package prints the name of the package that the given one stands for now.
+package() { apt-cache depends "$stands" 2>/dev/null | awk '$1 == "Depends:" { print $2; exit }'; }
 
 download() {
 	echo "vm: fetching $1" >&2
@@ -46,7 +47,7 @@ if [[ -z $name || ! -d $cache/$name ]]; then
 		echo "vm: fetching the package lists" >&2
 		apt-get update -q >&2
 		name=$(package)
-		[[ -n $name ]] || { echo "vm: apt knows no linux-image-amd64; the VM boots Debian's kernel" >&2; exit 3; }
+		[[ -n $name ]] || { echo "vm: apt knows no $stands; the VM boots Debian's kernel" >&2; exit 3; }
 		download "$name"
 	fi
 	unpack "$cache/$name"

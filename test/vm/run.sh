@@ -13,7 +13,8 @@
 # KPROXY_VM_SILENCE  seconds without a sign of life that mean a hang (240)
 # KPROXY_VM_MEMORY   of the guest, as qemu wants it (4G)
 # KPROXY_VM_ACCEL    kvm or tcg (the first that works, see accel.sh)
-# KPROXY_VM_KERNEL   a folder with another kernel's vmlinuz and lib/modules (Debian's, fetched)
+# KPROXY_VM_PACKAGE  Debian's package of the kernel (linux-image-amd64)
+# KPROXY_VM_KERNEL   a folder with another kernel's vmlinuz and lib/modules
 # KPROXY_VM_WRITE    a folder in which the guest's changes stay (none)
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
