@@ -49,7 +49,7 @@ end_guest() { kill -KILL "$guest" 2>/dev/null || true; }
 # script prints what the guest runs.
 script() {
 	local name slow=1
-	[[ $accel == kvm ]] || slow=4
+	[[ $accel == kvm ]] || slow=6
 	for name in PATH HOME CI "${!KPROXY_@}" "${!GO@}"; do
 		[[ -z ${!name+set} ]] || printf 'export %s=%q\n' "$name" "${!name}"
 	done
