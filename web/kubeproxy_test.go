@@ -65,17 +65,17 @@ kubeproxy_sync_proxy_rules_no_local_endpoints_total{ip_family="IPv6",traffic_pol
 	}
 }
 
-// TestKubeProxyMetricsAreDocumented: docs/metrics.md has a row for every metric
+// TestKubeProxyMetricsAreDocumented: docs/metrics.md has a line for every metric
 // with kube-proxy's name, with its labels, and no other; and everything that
 // kube-proxy has is either there or among those that kproxy hasn't.
 func TestKubeProxyMetricsAreDocumented(t *testing.T) {
-	row := regexp.MustCompile("(?m)^\\| `kubeproxy_([a-z_]+)(?:\\{([a-z_, ]+)\\})?` \\| (yes|no) \\|")
+	row := regexp.MustCompile("(?m)^- (no )?`kubeproxy_([a-z_]+)(?:\\{([a-z_, ]+)\\})?`: ")
 	documented, absent := map[string]string{}, map[string]bool{}
 	for _, m := range row.FindAllStringSubmatch(documentation(t), -1) {
-		if m[3] == "yes" {
-			documented[m[1]] = m[2]
+		if m[1] == "" {
+			documented[m[2]] = m[3]
 		} else {
-			absent[m[1]] = true
+			absent[m[2]] = true
 		}
 	}
 	reg := prometheus.NewRegistry()
@@ -103,7 +103,7 @@ func TestKubeProxyMetricsAreDocumented(t *testing.T) {
 		"conntrack_reconciler_sync_duration_seconds", "conntrack_reconciler_deleted_entries_total",
 	} {
 		if _, has := documented[name]; has == absent[name] {
-			t.Errorf("kube-proxy's %s: want it in the table, as one that there is or as one that there isn't", name)
+			t.Errorf("kube-proxy's %s: want it in the list, as one that there is or as one that there isn't", name)
 		}
 	}
 }

@@ -153,10 +153,10 @@ func gathered(t *testing.T, reg prometheus.Gatherer) map[string]exportedMetric {
 	return out
 }
 
-// TestMetricsAreDocumented: docs/metrics.md has a row for each of kproxy's own
+// TestMetricsAreDocumented: docs/metrics.md has a line for each of kproxy's own
 // metrics, with its type and labels, and no other.
 func TestMetricsAreDocumented(t *testing.T) {
-	row := regexp.MustCompile("(?m)^\\| `(kproxy_[a-z_]+)(?:\\{([a-z_, ]+)\\})?` \\| ([a-z]+) \\|")
+	row := regexp.MustCompile("(?m)^- `(kproxy_[a-z_]+)(?:\\{([a-z_, ]+)\\})?` \\(([a-z]+)\\): ")
 	documented := map[string]exportedMetric{}
 	for _, m := range row.FindAllStringSubmatch(documentation(t), -1) {
 		documented[m[1]] = exportedMetric{m[3], m[2]}
@@ -172,7 +172,7 @@ func TestReasonsAreDocumented(t *testing.T) {
 	_, section, _ := strings.Cut(documentation(t), "### Reasons\n")
 	section, _, _ = strings.Cut(section, "\n## ")
 	var documented []plan.Cause
-	for _, m := range regexp.MustCompile("(?m)^\\| `([a-z-]+)` \\|").FindAllStringSubmatch(section, -1) {
+	for _, m := range regexp.MustCompile("(?m)^- `([a-z-]+)` \\(").FindAllStringSubmatch(section, -1) {
 		documented = append(documented, plan.Cause(m[1]))
 	}
 	if diff := cmp.Diff(documented, plan.Causes); diff != "" {

@@ -4,17 +4,18 @@ import (
 	"flag"
 	"fmt"
 	"os"
+	"slices"
 	"strings"
 	"testing"
 
 	"kproxy.dev/kproxy/config"
 )
 
-var update = flag.Bool("update", false, "write the tables of flags and fields into docs/configuration.md")
+var update = flag.Bool("update", false, "write the lists of fields and flags into docs/configuration.md")
 
-// The tables in the documentation are those that the program goes by.
+// The lists in the documentation are those that the program goes by.
 func TestDocumentation(t *testing.T) {
-	for section, want := range map[string]string{"flags": flagTable(), "fields": fieldTable()} {
+	for section, want := range map[string]string{"fields": fieldList(), "ignored": ignoredList()} {
 		t.Run(section, func(t *testing.T) { documented(t, section, want) })
 	}
 }
@@ -43,29 +44,47 @@ func documented(t *testing.T, section, want string) {
 	}
 }
 
-func flagTable() string {
+func fieldList() string {
 	var b strings.Builder
-	b.WriteString("\n| flag | why |\n|---|---|\n")
-	for _, f := range ignoredFlags() {
-		fmt.Fprintf(&b, "| `--%s` | %s |\n", f.name(), f.why)
-	}
-	return b.String() + "\n"
-}
-
-func fieldTable() string {
-	var b strings.Builder
-	b.WriteString("\n| field | flag | |\n|---|---|---|\n")
 	for _, f := range config.Fields() {
-		flag, note := "`--"+f.Flag()+"`", f.Note
+		note := f.Note
 		switch mode, but := strings.CutPrefix(f.Only, "!"); {
 		case f.Ignored != "":
-			flag, note = "ignored", f.Ignored
+			continue
 		case but:
 			note = "unless mode is " + mode
 		case f.Only != "":
 			note = "where mode is " + mode
 		}
-		fmt.Fprintf(&b, "| `%s` | %s | %s |\n", f.Path, flag, note)
+		if note != "" {
+			note = "; " + note
+		}
+		fmt.Fprintf(&b, "- `%s`: `--%s`%s\n", f.Path, f.Flag(), note)
 	}
-	return b.String() + "\n"
+	return "\n" + b.String() + "\n"
+}
+
+// ignoredList has, for each reason, the fields and flags that have no effect for it.
+func ignoredList() string {
+	var reasons []string
+	names := map[string][]string{}
+	add := func(name, why string) {
+		if !slices.Contains(reasons, why) {
+			reasons = append(reasons, why)
+		}
+		names[why] = append(names[why], "`"+name+"`")
+	}
+	for _, f := range config.Fields() {
+		if f.Ignored != "" {
+			add(f.Path, f.Ignored)
+		}
+	}
+	for _, f := range ignoredFlags() {
+		add("--"+f.name(), f.why)
+	}
+	var b strings.Builder
+	for _, why := range reasons {
+		fmt.Fprintf(&b, "- %s: %s\n", strings.Join(names[why], ", "), why)
+	}
+	return "\n" + b.String() + "\n"
 }
