@@ -205,7 +205,27 @@ func (t *tracer) answerPasses(w way, p netfilter.Packet, h netfilter.Hook) (way,
 	case h == netfilter.Postrouting || h == netfilter.Input, h == netfilter.Forward && w.balanced: // IPVS is before (ip_vs_ops4 in net/netfilter/ipvs/ip_vs_core.c)
 		src = p.OrigDst
 	}
-	return t.laterPasses(w, p, passage{hook: h, span: netfilter.Whole}, src, dst, fmt.Sprintf("the answer of %s", w.endpoint))
+	var out []end
+	pass := func(at passage, src, dst netip.AddrPort) {
+		var stopped []end
+		if w.share >= 1e-9 {
+			w, p, stopped = t.laterPasses(w, p, at, src, dst, fmt.Sprintf("the answer of %s", w.endpoint))
+			out = append(out, stopped...)
+		}
+	}
+	cross := func(all []crossing) {
+		for i := range all {
+			was := p
+			p = all[i].enter(p)
+			pass(passage{hook: all[i].hook, span: all[i].span}, p.Src, p.Dst)
+			p = all[i].leave(p, &was)
+		}
+	}
+	was := p
+	cross(t.crossings(&p, nil, h))
+	pass(passage{hook: h, span: netfilter.Whole}, src, dst)
+	cross(t.crossings(&p, &was, h))
+	return w, p, out
 }
 
 // goesOn follows what the client sends when it has the answer: what is left of w, and what is stopped. A datagram has been
@@ -261,7 +281,7 @@ func (t *tracer) passesAgain(w way, connMark uint32, who string) (way, []end) {
 // to it; nil if it isn't.
 func (t *tracer) turnsOff(w way, p netfilter.Packet, at passage, who string) *Finding {
 	routed := at.hook == netfilter.Forward || (at.hook == netfilter.Input || at.hook == netfilter.Postrouting && p.In == "") && p.In != loopback
-	if !routed {
+	if !routed || p.Frame.Bridge != "" {
 		return nil
 	}
 	q := t.host.query(&p)
@@ -280,7 +300,12 @@ func (t *tracer) turnsOff(w way, p netfilter.Packet, at passage, who string) *Fi
 // dst: what is left of w with the packet as it goes on, and what is stopped. who says whose it is.
 func (t *tracer) laterPasses(w way, p netfilter.Packet, at passage, src, dst netip.AddrPort, who string) (way, netfilter.Packet, []end) {
 	var out []end
-	for i, part := range at.span.Stages(at.hook) {
+	stages := at.span.Stages(at.hook)
+	parts := stages[:]
+	if p.Frame.Bridge != "" { // where no addresses are translated
+		parts = []netfilter.Span{at.span}
+	}
+	for i, part := range parts {
 		if i == 1 && p.State == netfilter.Established && !p.Zone.Finds(w.packet.Zone, p.Reply) {
 			p.State = netfilter.Invalid
 		}

@@ -76,6 +76,7 @@ func (c scene) host(t *testing.T) *hostState {
 	s.hop = func(*route) (hop, error) { return hop{carrier: true}, nil }
 	s.throughDefault = func(query) bool { return false }
 	s.linksDown = func() []string { return nil }
+	s.bridge = func(string) *bridge { return nil }
 	s.programs = func(string) []Finding { return nil }
 	s.neighbours = func() (neighbourhood, error) { return neighbourhood{}, nil }
 	return s

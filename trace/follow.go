@@ -126,9 +126,17 @@ var stops = map[netfilter.Verdict]struct {
 	netfilter.Drop: {Dropped, "drops"}, netfilter.Reject: {Refused, "refuses"}, netfilter.Unknown: {Undetermined, "decides by itself about"},
 }
 
-// pass takes a way through the base chains of a hook. What is stopped there ends;
+// pass takes a way through the base chains of a hook, and of the hooks of bridges that go with it. What is stopped there ends;
 // go on is called with each way on.
 func (t *tracer) pass(w way, h netfilter.Hook, span netfilter.Span, goOn func(way)) {
+	was := w.packet
+	t.cross(w, t.crossings(&was, nil, h), func(w way) {
+		t.passHook(w, h, span, func(w way) { t.cross(w, t.crossings(&w.packet, &was, h), goOn) })
+	})
+}
+
+// passHook takes a way through the base chains of one hook.
+func (t *tracer) passHook(w way, h netfilter.Hook, span netfilter.Span, goOn func(way)) {
 	if len(w.passed) >= maxHops {
 		t.finish(w, Undetermined, &Finding{SeverityError, "the rules send the packet around in circles", string(h), ""})
 		return
@@ -235,7 +243,7 @@ func (t *tracer) policyRemedy(s *netfilter.Step, p *netfilter.Packet) string {
 	if p.Reply {
 		at, side, nft, port = p.Src, "-s", "saddr", "sport"
 	}
-	translated := p.DNAT && s.Hook == netfilter.Forward
+	translated := p.DNAT && s.Hook == netfilter.Forward && p.Frame.Bridge == ""
 	if translated {
 		at = p.OrigDst
 	}

@@ -48,6 +48,8 @@ type hostState struct {
 	linksDown      func() []string
 	programs       func(link string) []Finding // of eBPF, that get packets where netfilter doesn't
 	neighbours     func() (neighbourhood, error)
+	// bridge reads a link; nil if its packets pass no bridge, or there are no rules but those of IP.
+	bridge func(link string) *bridge
 	// visit runs f in another network namespace of this host, with what is there.
 	visit func(path string, f func(*hostState)) error
 
@@ -80,6 +82,12 @@ func readHost(ctx context.Context, f service.Family, proxy *Proxy) (*hostState, 
 		addresses: own, route: askRoute, walk: tables.Walk, rules: tables.Rules, listener: listenerFor, stopped: stoppedOwner, disabled: disabled,
 		forwarding: forwardingOff, reversePath: checkReversePath, conntrack: conntrack.Use, notes: tables.Notes,
 		hop: readHop, hops: nextHops, uplink: uplink, byPorts: rulesByPorts(f), throughDefault: throughDefault, linksDown: linksDown, programs: programsOn,
+		bridge: func(link string) *bridge {
+			if !tables.BelowIP() {
+				return nil
+			}
+			return readBridge(link, f)
+		},
 		neighbours: sync.OnceValues(func() (neighbourhood, error) { return neighbours(spaces()) }),
 		visit:      func(path string, g func(*hostState)) error { return visit(ctx, f, path, g) },
 		sets:       sets.List, close: sets.Close,
@@ -456,6 +464,11 @@ func (a *addresses) linkTo(to netip.Addr) string {
 		}
 	}
 	return best.link
+}
+
+// together reports whether two addresses are in one network of a link.
+func (a *addresses) together(link string, one, other netip.Addr) bool {
+	return slices.ContainsFunc(a.networks, func(n network) bool { return n.link == link && n.Contains(one) && n.Contains(other) })
 }
 
 // linkAddress is a link's first address that other hosts can use.

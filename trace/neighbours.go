@@ -516,6 +516,7 @@ type guest struct {
 	bridged bool     // link is a port of a bridge, behind which are others
 	mtu     int      // of link
 	macs    []string // of all its links
+	mac     string   // six bytes that its packets bear
 	// What decides whether it answers for an address (arp_process in net/ipv4/arp.c, ndisc_recv_ns in net/ipv6/ndisc.c).
 	silent    bool // ARP is off on link
 	arpIgnore int
@@ -627,6 +628,7 @@ func (n *neighbourhood) add(s space, here int, names, masters map[int]string) {
 		if m := byIndex[a.MasterIndex]; m != nil {
 			at, g.bridged = m, m.Type() == "bridge"
 		}
+		g.mac = string(at.Attrs().HardwareAddr)
 		addrs, _ := netlink.AddrList(at, netlink.FAMILY_ALL)
 		for _, x := range addrs {
 			g.here = append(g.here, addrOf(x.IP))

@@ -74,6 +74,7 @@ type tracer struct {
 	departs    bool // it is in the client's own network namespace, and ends where the packet leaves that
 	arrives    bool // it is in an endpoint's own network namespace
 	visits     int  // of network namespaces of endpoints
+	bridges    map[string]*bridge
 	// acceptable are stops of packets that kproxy's own rules accept before, if they are as planned.
 	acceptable map[*Finding]bool
 }
@@ -200,7 +201,7 @@ func (s *hostState) settleClient(req Request) (Request, error) {
 }
 
 func newTracer(req Request, proxy *Proxy, s *hostState) *tracer {
-	return &tracer{req: req, proxy: proxy, host: s, met: map[chain][]netfilter.Step{}, legs: map[string]int{}, warned: map[string]bool{}, acceptable: map[*Finding]bool{}}
+	return &tracer{req: req, proxy: proxy, host: s, met: map[chain][]netfilter.Step{}, legs: map[string]int{}, warned: map[string]bool{}, acceptable: map[*Finding]bool{}, bridges: map[string]*bridge{}}
 }
 
 // follow finds out who the client is and follows its packet.

@@ -495,7 +495,7 @@ func (w *watch) count(ctx context.Context, before *Result) error {
 	if !slices.ContainsFunc(before.Steps, func(s Step) bool { return counted(&s) }) {
 		return nil
 	}
-	w.out.Notes = append(w.out.Notes, "legacy rules and virtual servers don't tell which packets they meet; their counters are of all clients' packets")
+	w.out.Notes = append(w.out.Notes, "legacy rules, rules of bridges and virtual servers don't tell which packets they meet; their counters are of all clients' packets")
 	if slices.ContainsFunc(before.Steps, func(s Step) bool { return s.Kind == KindVirtualServer }) {
 		time.Sleep(estimates)
 	}

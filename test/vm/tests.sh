@@ -52,7 +52,7 @@ rows=(
 	"kernel   kernel/ipvs   (vm,bench)      -test.run=^\$ -test.bench=. -test.benchtime=1x"
 	"kernel   kernel        (vm)"
 	"kernel   kernel/leftovers (vm)"
-	"kernel   trace         (vm)            -test.run=^TestTrafficControlIsNamed\$"
+	"kernel   trace         (vm)            -test.run=^Test(TrafficControlIsNamed|BridgesByExpression)\$"
 	"kernel   test/golden   (vm)            -test.run=^TestKernel\$"
 	"iptables test/e2e      (vm,iptables)   KPROXY_E2E_MODE=iptables -test.run=^Test($tables)\$ -test.skip=$nft"
 	"iptables test/e2e      (vm,flows)      KPROXY_E2E_MODE=iptables -test.run=^TestFlows\$/^iptables\$/^plain\$"

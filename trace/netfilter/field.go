@@ -181,9 +181,10 @@ func conntrackStatus(w *walker, p *Packet) value {
 	return named(status...)
 }
 
-// hasEntry reports whether conntrack has seen a packet, and keeps an entry.
+// hasEntry reports whether conntrack has seen a packet, and keeps an entry. A rule of the family bridge that asks makes it look
+// there as well, with the same priority (nf_ct_bridge_ops in net/bridge/netfilter/nf_conntrack_bridge.c).
 func (w *walker) hasEntry(p *Packet) bool {
-	first := w.hook == Prerouting && p.In != "lo" || w.hook == Output
+	first := w.hook == Prerouting && p.In != "lo" || w.hook == Output && !w.base.bridges()
 	return p.State != Untracked && p.State != Invalid && w.base.Hook != Ingress && (!first || w.base.order() >= priorityConntrack)
 }
 

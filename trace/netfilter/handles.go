@@ -91,8 +91,9 @@ func (t *Tables) Met(s *Sight) (step Step, known bool) {
 	return step, known
 }
 
-// Silent reports whether the kernel doesn't tell which packets meet a rule: it isn't nf_tables'.
-func Silent(s *Step) bool { return s.Source == sourceXTLegacy }
+// Silent reports whether the kernel doesn't tell which packets meet a rule: it isn't nf_tables', or packets pass it before
+// or behind the chains that mark them.
+func Silent(s *Step) bool { return s.Source == sourceXTLegacy || strings.HasPrefix(s.Table, "bridge ") }
 
 // Chooses reports whether a sight is in a base chain of type nat where destinations are chosen;
 // with nil, whether there is one whose rules the kernel names.

@@ -108,12 +108,26 @@ func (p *Packet) length() int {
 	return n + map[service.Family]int{service.IPv4: 20, service.IPv6: 40}[p.Family()]
 }
 
+// etherType is the protocol that its frame names.
+func (p *Packet) etherType() []byte {
+	return map[service.Family][]byte{service.IPv4: {8, 0}, service.IPv6: {0x86, 0xdd}}[p.Family()]
+}
+
 // headerOf is a packet's header, and which bits of it are known.
 func headerOf(p *Packet, base uint64) (v, k []byte) {
 	put := func(at int, value, sure []byte) { copy(v[at:], value); copy(k[at:], sure) }
 	sure := func(at int, value ...byte) { put(at, value, ones(len(value))) }
 	size := p.length()
 	switch {
+	case base == unix.NFT_PAYLOAD_LL_HEADER && p.Frame.Bridge != "":
+		v, k = make([]byte, 14), make([]byte, 14)
+		for i, mac := range []string{p.Frame.Dst, p.Frame.Src} {
+			put(6*i, []byte(mac), ones(len(mac)))
+			k[6*i] |= 1 // it isn't a group's
+		}
+		if !p.Frame.Tagged {
+			sure(12, p.etherType()...)
+		}
 	case base == unix.NFT_PAYLOAD_NETWORK_HEADER && p.Family() == service.IPv4:
 		v, k = make([]byte, 20), make([]byte, 20)
 		sure(0, 0x45, p.TOS)
@@ -149,7 +163,8 @@ func headerOf(p *Packet, base uint64) (v, k []byte) {
 		v, k = make([]byte, 20), make([]byte, 20)
 		value, mask, _ := portBytes(p.Src.Port())
 		put(0, value, mask)
-		sure(2, byte(p.Dst.Port()>>8), byte(p.Dst.Port()))
+		value, mask, _ = portBytes(p.Dst.Port())
+		put(2, value, mask)
 		switch {
 		case p.Protocol != service.TCP:
 			return v[:8], k[:8]

@@ -30,6 +30,7 @@ const (
 	priorityFilter    = 0
 	prioritySecurity  = 50
 	priorityNATSrc    = 100
+	priorityBridged   = 0 // NF_BR_PRI_BRNF
 )
 
 // Span is the part of a hook's base chains whose priority is at least From and
@@ -45,6 +46,14 @@ var (
 	InputAfterBalancing   = Span{priorityNATSrc - 1, math.MaxInt}
 	OutputBeforeBalancing = Span{math.MinInt, priorityNATDst + 2}
 	OutputAfterBalancing  = Span{priorityNATDst + 2, math.MaxInt}
+)
+
+// The parts of a hook of bridges before, at and after the priority at which br_netfilter shows packets to the hooks of IP
+// (br_nf_ops in net/bridge/br_netfilter_hooks.c).
+var (
+	BridgeBeforeIP = Span{math.MinInt, priorityBridged}
+	BridgeWithIP   = Span{priorityBridged, priorityBridged + 1}
+	BridgeAfterIP  = Span{priorityBridged + 1, math.MaxInt}
 )
 
 // Stages returns the parts of a span between which conntrack finds the connection of a packet that isn't its first, and then

@@ -53,12 +53,6 @@ func (t *Tables) readNFT(printed map[string]bool) error {
 		if strings.HasPrefix(b.Table, family+" "+watchTable) {
 			return
 		}
-		if family == "bridge" {
-			if b.Hook != "" {
-				t.note("nftables chain %s %s is at hook %s of bridges, with policy %s: what it does to packets between ports of a bridge isn't followed", b.Table, b.Chain, b.Hook, b.Policy)
-			}
-			return
-		}
 		if sets[b.Table] == nil {
 			sets[b.Table] = &ruleset{source: sourceNFT, family: t.Family, chains: map[string]*chain{}, nft: &nftTable{family: number, name: strings.TrimPrefix(b.Table, family+" ")}}
 		}
@@ -101,10 +95,6 @@ func dormantTables() (map[string]bool, error) {
 		}
 	})
 	return out, err
-}
-
-func (t *Tables) note(format string, args ...any) {
-	t.Notes = append(t.Notes, fmt.Sprintf(format, args...))
 }
 
 // readNFT reads the sets of a table, without elements, and its rules.

@@ -214,6 +214,7 @@ const (
 	asInterface
 	asPacketType
 	asClass // DSCP
+	asHardware
 )
 
 func decodeRule(set *ruleset, a attributes) *rule {
@@ -383,6 +384,9 @@ func (d *nftDecoder) decode(name string, a attributes) instruction {
 	case "notrack":
 		d.act("notrack")
 		return func(w *walker, s *nftState, _ position) effect {
+			if w.base.bridges() { // conntrack sees packets there only if a rule there asks for it
+				return unknown(w, s, "the statement notrack")
+			}
 			if !w.hasEntry(&s.packet) {
 				s.packet.State = Untracked
 			}
@@ -482,8 +486,19 @@ func notKnown(n int) (value, mask []byte, ok bool) { return make([]byte, n), mak
 
 func native(n uint32) []byte { return binary.NativeEndian.AppendUint32(nil, n) }
 
+// bridgeName is the name of the bridge that one of a packet's interfaces is a port of; of none, empty.
+func bridgeName(p *Packet, port string) (value, mask []byte, ok bool) {
+	if port != "" {
+		port = p.Frame.Bridge
+	}
+	return deviceName(port)
+}
+
 // deviceName and deviceIndex are of an interface; of none, empty and 0.
 func deviceName(name string) (value, mask []byte, ok bool) {
+	if name == UnknownPort {
+		return notKnown(unix.IFNAMSIZ)
+	}
 	return known(append([]byte(name), make([]byte, max(0, unix.IFNAMSIZ-len(name)))...)...)
 }
 
@@ -501,7 +516,7 @@ func deviceIndex(name string) (value, mask []byte, ok bool) {
 // metaFields are those of meta that can be known (enum nft_meta_keys).
 var metaFields = map[uint64]*loaded{
 	unix.NFT_META_PROTOCOL: {symbol{text: "meta protocol", kind: asEther, size: 2}, func(_ *walker, p *Packet) (v, k []byte, ok bool) {
-		return known(map[service.Family][]byte{service.IPv4: {8, 0}, service.IPv6: {0x86, 0xdd}}[p.Family()]...)
+		return known(p.etherType()...)
 	}},
 	unix.NFT_META_PRIORITY: {symbol{text: "meta priority", kind: asHostNumber, size: 4}, func(_ *walker, p *Packet) (v, k []byte, ok bool) {
 		if !p.PrioritySet {
@@ -514,12 +529,15 @@ var metaFields = map[uint64]*loaded{
 	unix.NFT_META_OIF:     {symbol{text: "oif", kind: asInterface, size: 4}, func(_ *walker, p *Packet) (v, k []byte, ok bool) { return deviceIndex(p.Out) }},
 	unix.NFT_META_IIFNAME: {symbol{text: "iifname", kind: asName, size: unix.IFNAMSIZ}, func(_ *walker, p *Packet) (v, k []byte, ok bool) { return deviceName(p.In) }},
 	unix.NFT_META_OIFNAME: {symbol{text: "oifname", kind: asName, size: unix.IFNAMSIZ}, func(_ *walker, p *Packet) (v, k []byte, ok bool) { return deviceName(p.Out) }},
-	unix.NFT_META_NFPROTO: {symbol{text: "meta nfproto", kind: asFamily, size: 1}, func(_ *walker, p *Packet) (v, k []byte, ok bool) {
+	unix.NFT_META_NFPROTO: {symbol{text: "meta nfproto", kind: asFamily, size: 1}, func(w *walker, p *Packet) (v, k []byte, ok bool) {
+		if w.base.bridges() {
+			return known(unix.NFPROTO_BRIDGE)
+		}
 		return known(map[service.Family]byte{service.IPv4: unix.NFPROTO_IPV4, service.IPv6: unix.NFPROTO_IPV6}[p.Family()])
 	}},
 	unix.NFT_META_L4PROTO: {symbol{text: "meta l4proto", kind: asProtocol, size: 1}, func(_ *walker, p *Packet) (v, k []byte, ok bool) { return known(byte(p.Protocol)) }},
 	unix.NFT_META_PKTTYPE: {symbol{text: "meta pkttype", kind: asPacketType, size: 1}, func(w *walker, p *Packet) (v, k []byte, ok bool) {
-		if packetType(w, p).kind == isUnknown {
+		if packetType(w, p).kind == isUnknown || p.Frame.Bridge != "" && p.Frame.Dst == "" { // which may be another host's
 			return notKnown(1)
 		}
 		return known(unix.PACKET_HOST)
@@ -529,6 +547,12 @@ var metaFields = map[uint64]*loaded{
 			return known(native(uint32(n))...)
 		}
 		return notKnown(4)
+	}},
+	unix.NFT_META_BRI_IIFNAME: {symbol{text: "meta ibrname", kind: asName, size: unix.IFNAMSIZ}, func(_ *walker, p *Packet) (v, k []byte, ok bool) {
+		return bridgeName(p, p.In)
+	}},
+	unix.NFT_META_BRI_OIFNAME: {symbol{text: "meta obrname", kind: asName, size: unix.IFNAMSIZ}, func(_ *walker, p *Packet) (v, k []byte, ok bool) {
+		return bridgeName(p, p.Out)
 	}},
 	unix.NFT_META_SKUID: {symbol{text: "meta skuid", kind: asHostNumber, size: 4}, ofSender},
 	unix.NFT_META_SKGID: {symbol{text: "meta skgid", kind: asHostNumber, size: 4}, ofSender},
@@ -772,8 +796,9 @@ var payloadFields = map[string]map[[2]int]symbol{
 		{12, 4}: {text: "ip saddr", kind: asAddress}, {16, 4}: {text: "ip daddr", kind: asAddress}, {9, 1}: {text: "ip protocol", kind: asProtocol},
 		{1, 1}: {text: "ip tos"}, {8, 1}: {text: "ip ttl", kind: asNumber}, {2, 2}: {text: "ip length", kind: asNumber}, {6, 2}: {text: "ip frag-off", kind: asNumber},
 	},
-	"ip6": {{0, 2}: {text: "ip6 tos"}, {4, 2}: {text: "ip6 length", kind: asNumber}, {8, 16}: {text: "ip6 saddr", kind: asAddress}, {24, 16}: {text: "ip6 daddr", kind: asAddress}, {6, 1}: {text: "ip6 nexthdr", kind: asProtocol}, {7, 1}: {text: "ip6 hoplimit", kind: asNumber}},
-	"th":  {{0, 2}: {text: "sport", kind: asNumber}, {2, 2}: {text: "dport", kind: asNumber}, {13, 1}: {text: "flags", kind: asFlags}, {12, 1}: {text: "doff"}},
+	"ether": {{0, 6}: {text: "ether daddr", kind: asHardware}, {6, 6}: {text: "ether saddr", kind: asHardware}, {12, 2}: {text: "ether type", kind: asEther}},
+	"ip6":   {{0, 2}: {text: "ip6 tos"}, {4, 2}: {text: "ip6 length", kind: asNumber}, {8, 16}: {text: "ip6 saddr", kind: asAddress}, {24, 16}: {text: "ip6 daddr", kind: asAddress}, {6, 1}: {text: "ip6 nexthdr", kind: asProtocol}, {7, 1}: {text: "ip6 hoplimit", kind: asNumber}},
+	"th":    {{0, 2}: {text: "sport", kind: asNumber}, {2, 2}: {text: "dport", kind: asNumber}, {13, 1}: {text: "flags", kind: asFlags}, {12, 1}: {text: "doff"}},
 }
 
 // payload loads a part of the packet, or overwrites it.
@@ -793,8 +818,10 @@ func (d *nftDecoder) payload(a attributes) instruction {
 		}
 		protocol += " "
 		d.dropWord(&d.protocolAt)
+	} else if base == unix.NFT_PAYLOAD_LL_HEADER {
+		header = "ether"
 	}
-	if base == unix.NFT_PAYLOAD_NETWORK_HEADER || base == unix.NFT_PAYLOAD_TRANSPORT_HEADER {
+	if base <= unix.NFT_PAYLOAD_TRANSPORT_HEADER {
 		for at, field := range payloadFields[header] {
 			if at[0] == from && (at[1] == n || field.kind == asAddress && n < at[1]) {
 				f = field
@@ -921,8 +948,8 @@ func (d *nftDecoder) compare(at, op int, with []byte) instruction {
 	if op == unix.NFT_CMP_EQ {
 		if f.kind == asProtocol && f.text == "meta l4proto" {
 			d.protocol, d.protocolAt = text, len(d.words)
-		} else if f.kind == asFamily {
-			d.family, d.familyAt = map[string]string{"ipv4": "ip", "ipv6": "ip6"}[text], len(d.words)
+		} else if f.kind == asFamily || f.kind == asEther {
+			d.family, d.familyAt = map[string]string{"ipv4": "ip", "ipv6": "ip6", "ip": "ip", "ip6": "ip6"}[text], len(d.words)
 		}
 	}
 	switch zero := !slices.ContainsFunc(with, func(b byte) bool { return b != 0 }); {
@@ -1050,7 +1077,11 @@ func (f symbol) print(v []byte) string {
 	case asFamily:
 		return map[uint64]string{unix.NFPROTO_IPV4: "ipv4", unix.NFPROTO_IPV6: "ipv6"}[n]
 	case asEther:
-		return map[uint64]string{unix.ETH_P_IP: "ip", unix.ETH_P_IPV6: "ip6", unix.ETH_P_ARP: "arp"}[n]
+		if name := map[uint64]string{unix.ETH_P_IP: "ip", unix.ETH_P_IPV6: "ip6", unix.ETH_P_ARP: "arp", unix.ETH_P_8021Q: "8021q"}[n]; name != "" {
+			return name
+		}
+	case asHardware:
+		return net.HardwareAddr(v).String()
 	case asState:
 		return bits(stateBits)
 	case asStatus:

@@ -17,6 +17,8 @@ type Packet struct {
 	// In and Out are the interfaces; empty for none (a packet of this node's own
 	// has no In).
 	In, Out string
+	// Frame is what it is in where it passes a bridge; In and Out are ports there.
+	Frame Frame
 
 	// TTL is the hop limit too. 0 says that it isn't known, of MSS as well: a host that is farther away sends what
 	// Linux does, but which of it arrives hangs on what is between.
@@ -65,6 +67,16 @@ type Packet struct {
 	// the match rpfilter.
 	Reversed Answer
 }
+
+// Frame is one of Ethernet on its way through a bridge, where the bridge's hooks are met and not those of IP.
+type Frame struct {
+	Bridge   string // empty where the packet passes none
+	Src, Dst string // addresses of six bytes; empty where they aren't known
+	Tagged   bool   // it may have a VLAN's tag
+}
+
+// UnknownPort is a port of a bridge, and which one isn't known.
+const UnknownPort = "?"
 
 // looped reports whether this node has sent the packet to itself: conntrack confirmed its connection on the way
 // out, at POSTROUTING (nf_confirm).

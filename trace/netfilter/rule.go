@@ -5,6 +5,8 @@ import (
 	"slices"
 	"strings"
 
+	"golang.org/x/sys/unix"
+
 	"kproxy.dev/kproxy/service"
 )
 
@@ -17,6 +19,9 @@ type ruleset struct {
 }
 
 func (r *ruleset) chain(table, name string) *chain { return r.chains[table+" "+name] }
+
+// bridges reports whether its chains are of the family bridge.
+func (r *ruleset) bridges() bool { return r.nft != nil && r.nft.family == unix.NFPROTO_BRIDGE }
 
 // chain is a chain with its rules.
 type chain struct {

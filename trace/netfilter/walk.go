@@ -203,7 +203,7 @@ func (w *walker) walkInOrder(bases, after []*Base, ways []way) (on, ended []way)
 func (t *Tables) at(p Packet, h Hook, span Span) []*Base {
 	var out []*Base
 	for _, b := range t.Bases {
-		if b.Hook == h && b.order() >= span.From && b.order() < span.Before {
+		if b.Hook == h && b.order() >= span.From && b.order() < span.Before && b.bridges() == (p.Frame.Bridge != "") {
 			out = append(out, b)
 		}
 	}
@@ -227,6 +227,16 @@ func (t *Tables) onDevice(h Hook, device string) []*Base {
 		}
 	}
 	return out
+}
+
+// bridges reports whether a base chain is at a hook of bridges.
+func (b *Base) bridges() bool {
+	return b.set != nil && b.set.bridges()
+}
+
+// BelowIP reports whether there are base chains that packets meet at bridges and single devices.
+func (t *Tables) BelowIP() bool {
+	return slices.ContainsFunc(t.Bases, func(b *Base) bool { return b.bridges() || len(b.Devices) > 0 })
 }
 
 // order is the priority that the kernel really gives a base chain: those of type
