@@ -186,6 +186,28 @@ func TestBridgesByExpression(t *testing.T) {
 	}
 }
 
+// TestEbtables: what ebtables writes is followed too.
+func TestEbtables(t *testing.T) {
+	out, err := exec.Command("ebtables", "--version").CombinedOutput()
+	if err != nil || !strings.Contains(string(out), "nf_tables") {
+		t.Skipf("needs ebtables of the nft variant: %v: %s", err, out)
+	}
+	n := bridged(t, "br1", "br2", "0")
+	seen(t, n, 1)
+	seen(t, n, 2)
+	compareBridged(t, n, []onBridge{
+		{"INPUT", "", " && ebtables -A INPUT -p IPv4 --ip-dst 10.96.0.10 --ip-proto tcp --ip-dport 80 -j DROP", Dropped, "ip daddr 10.96.0.10 tcp dport 80 drop (rule 1 of chain INPUT in nftables table bridge filter"},
+		{"OUTPUT", "", " && ebtables -A OUTPUT -p IPv4 -o host2 --ip-dst 10.2.0.0/24 -j DROP", Dropped, "rule 1 of chain OUTPUT"},
+		{"PREROUTING", "", " && ebtables -t nat -A PREROUTING -p IPv4 -i host1 --ip-src 10.1.0.2 -j DROP", Dropped, "rule 1 of chain PREROUTING in nftables table bridge nat"},
+		{"the answer", "", " && ebtables -t nat -A POSTROUTING -p IPv4 --ip-proto tcp --ip-sport 79:81 -j DROP", Dropped, "the answer of 10.2.0.2:9000"},
+		{"all but", "", " && ebtables -A INPUT -i host1 -p IPv4 --ip-dst ! 10.96.0.11 -j DROP", Dropped, "rule 1 of chain INPUT"},
+		{"a policy", "", " && ebtables -P INPUT DROP && ebtables -A INPUT -p ARP -j ACCEPT", Dropped, "the policy of chain INPUT"},
+		{"innocent", "", " && ebtables -A FORWARD -p IPv4 --ip-dst 10.2.0.2 -j DROP && ebtables -A INPUT -p ARP --arp-ip-dst 10.1.0.1 -j DROP && ebtables -A INPUT -p IPv4 --ip-dst 10.96.0.11 -j DROP && " +
+			"ebtables -A OUTPUT -p IPv4 --ip-proto udp --ip-dport 9000 -j DROP && ebtables -A OUTPUT -p IPv4 --ip-proto tcp --ip-dport 9001:9010 -j DROP && ebtables -A INPUT -d Broadcast -j DROP && ebtables -A OUTPUT -p IPv6 -j DROP && " +
+			"ebtables -A INPUT --log --log-prefix x", Forwarded, ""},
+	})
+}
+
 // TestBridgesOfIPv6: so are rules for IPv6.
 func TestBridgesOfIPv6(t *testing.T) {
 	n := bridged(t, "br1", "br2", "0")
@@ -200,6 +222,10 @@ func TestBridgesOfIPv6(t *testing.T) {
 		{"input", "input 0", "ip6 daddr fd00:96::10 tcp dport 80 drop", Dropped, "ip6 daddr fd00:96::10 tcp dport 80 drop (" + atBridge},
 		{"output", "output 0", "oifname host2 ether type ip6 ip6 daddr fd00:2::2 tcp dport 9000 drop", Dropped, atBridge},
 		{"IPv4", "input 0", "ip daddr 10.96.0.10 drop; ether type ip drop; ip6 daddr fd00:2::2 tcp dport 9000 drop", Forwarded, ""},
+	}
+	if _, err := exec.LookPath("ebtables-nft"); err == nil {
+		all = append(all, onBridge{"ebtables", "", " && ebtables-nft -A OUTPUT -p IPv6 --ip6-dst fd00:2::/64 --ip6-proto tcp --ip6-dport 9000 -j DROP", Dropped, "rule 1 of chain OUTPUT"},
+			onBridge{"ebtables, innocent", "", " && ebtables-nft -A INPUT -p IPv6 --ip6-dst fd00:96::11 -j DROP && ebtables-nft -A INPUT -p IPv4 --ip-dst 10.96.0.10 -j DROP", Forwarded, ""})
 	}
 	compareBridgedTo(t, n, netip.MustParseAddrPort("[fd00:96::10]:80"), all)
 }

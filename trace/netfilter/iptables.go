@@ -363,7 +363,7 @@ func (e *extension) nothing(why string) matched {
 
 // passive are the targets that change nothing a walk looks at; the packet goes on
 // with the next rule.
-var passive = words("LOG NFLOG ULOG TRACE AUDIT CLASSIFY CHECKSUM SECMARK CONNSECMARK IDLETIMER LED RATEEST TEE ECN")
+var passive = words("LOG NFLOG ULOG TRACE AUDIT CLASSIFY CHECKSUM SECMARK CONNSECMARK IDLETIMER LED RATEEST TEE ECN log nflog")
 
 // undecided are the targets that may do anything.
 var undecided = words("NFQUEUE QUEUE SYNPROXY HMARK")

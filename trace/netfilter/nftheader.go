@@ -1,6 +1,7 @@
 package netfilter
 
 import (
+	"bytes"
 	"encoding/binary"
 	"fmt"
 	"slices"
@@ -259,6 +260,53 @@ func lifetime(seconds uint64) (out string) {
 			out += fmt.Sprintf("%d%s", seconds/u.n, u.unit)
 		}
 		seconds %= u.n
+	}
+	return out
+}
+
+// ebtables writes ebtables' match of a packet's addresses, protocol and ports in expressions of nftables; nil if info asks for more
+// (struct ebt_ip_info and ebt_ip_mt in net/bridge/netfilter/ebt_ip.c, and those of IPv6, whose addresses are longer).
+func ebtables(match string, info []byte) (out nlmsg.Expressions) {
+	n, addressesAt := 4, uint32(12)
+	if match == "ip6" {
+		n, addressesAt = 16, 8
+	}
+	if match != "ip" && match != "ip6" || len(info) < 4*n+12 {
+		return nil
+	}
+	rest := info[4*n:] // the class, the protocol, what is asked for and what of it is inverted; ports
+	is := func(bit int, first, last []byte) {
+		not := uint32(rest[3] >> bit & 1) // NFT_CMP_NEQ, NFT_RANGE_NEQ
+		if bytes.Equal(first, last) {
+			out.Compare(not, first...)
+			return
+		}
+		out.Add("range", func(b []byte) []byte {
+			b = nlmsg.AppendUint32(nlmsg.AppendUint32(b, unix.NFTA_RANGE_SREG, nlmsg.Register), unix.NFTA_RANGE_OP, not)
+			return nlmsg.AppendData(nlmsg.AppendData(b, unix.NFTA_RANGE_FROM_DATA, first...), unix.NFTA_RANGE_TO_DATA, last...)
+		})
+	}
+	for bit := range 8 {
+		if rest[2]>>bit&1 == 0 {
+			continue
+		}
+		switch i := bit & 1; bit {
+		case 0, 1:
+			out.Payload(nlmsg.Register, unix.NFT_PAYLOAD_NETWORK_HEADER, addressesAt+uint32(i*n), uint32(n))
+			if mask := info[(2+i)*n:][:n]; !allKnown(mask) {
+				out.Mask(nlmsg.Register, mask, make([]byte, n))
+			}
+			is(bit, info[i*n:][:n], info[i*n:][:n])
+		case 3:
+			out.Numbers("meta", unix.NFTA_META_DREG, nlmsg.Register, unix.NFTA_META_KEY, unix.NFT_META_L4PROTO)
+			is(bit, rest[1:2], rest[1:2])
+		case 4, 5:
+			number := func(at int) []byte { return binary.BigEndian.AppendUint16(nil, binary.NativeEndian.Uint16(rest[at:])) }
+			out.Payload(nlmsg.Register, unix.NFT_PAYLOAD_TRANSPORT_HEADER, uint32(2*i), 2)
+			is(bit, number(4+4*i), number(6+4*i))
+		default:
+			return nil
+		}
 	}
 	return out
 }

@@ -220,16 +220,22 @@ const (
 func decodeRule(set *ruleset, a attributes) *rule {
 	d := &nftDecoder{set: set, protocolAt: -1, familyAt: -1}
 	r := &rule{}
-	for _, e := range nlmsg.Attributes(a[unix.NFTA_RULE_EXPRESSIONS]) {
-		x := attributesOf(e)
-		name, data := nlmsg.Text(x[unix.NFTA_EXPR_NAME]), attributesOf(x[unix.NFTA_EXPR_DATA])
-		if name == "counter" {
-			packets, size := data.number(unix.NFTA_COUNTER_PACKETS), data.number(unix.NFTA_COUNTER_BYTES)
-			r.counter = Counter{&packets, &size}
-		} else if in := d.decode(name, data); in != nil {
-			r.program = append(r.program, in)
+	var read func([]byte)
+	read = func(expressions []byte) {
+		for _, e := range nlmsg.Attributes(expressions) {
+			x := attributesOf(e)
+			name, data := nlmsg.Text(x[unix.NFTA_EXPR_NAME]), attributesOf(x[unix.NFTA_EXPR_DATA])
+			if name == "counter" {
+				packets, size := data.number(unix.NFTA_COUNTER_PACKETS), data.number(unix.NFTA_COUNTER_BYTES)
+				r.counter = Counter{&packets, &size}
+			} else if plain := ebtables(nlmsg.Text(data[unix.NFTA_MATCH_NAME]), data[unix.NFTA_MATCH_INFO]); set.bridges() && name == "match" && plain != nil {
+				read(plain)
+			} else if in := d.decode(name, data); in != nil {
+				r.program = append(r.program, in)
+			}
 		}
 	}
+	read(a[unix.NFTA_RULE_EXPRESSIONS])
 	r.isNFT, r.ends = true, d.ends
 	r.text = strings.Join(strings.Fields(strings.Join(slices.DeleteFunc(d.words, func(s string) bool { return s == "" }), " ")), " ")
 	if about := a[unix.NFTA_RULE_USERDATA]; len(about) > 2 && about[0] == 0 {
