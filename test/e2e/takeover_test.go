@@ -206,13 +206,15 @@ func (w *world) whole(streams ...*stream) {
 func (w *world) asking(url string) (stop func() error) {
 	ctx, cancel := context.WithCancel(w.ctx)
 	w.Cleanup(cancel)
-	client, done := w.net.Node.HTTPClient(within(5*time.Second)), make(chan error, 1)
+	client, done := w.net.Node.HTTPClient(0), make(chan error, 1)
 	go func() {
 		asked, lost := 0, false
 		for ; ctx.Err() == nil; asked++ {
-			req, err := http.NewRequest(http.MethodGet, url, nil)
+			one, end := context.WithTimeout(w.ctx, patience(5*time.Second))
+			req, err := http.NewRequestWithContext(one, http.MethodGet, url, nil)
 			if err != nil {
 				done <- err
+				end()
 				return
 			}
 			resp, err := client.Do(req)
@@ -223,6 +225,7 @@ func (w *world) asking(url string) (stop func() error) {
 					err = errors.Join(err, errors.New(resp.Status))
 				}
 			}
+			end()
 			// An answer that the old process hadn't begun may be lost; the next one, from the other, isn't.
 			if lost = err != nil && !lost; err != nil && !lost {
 				done <- fmt.Errorf("%s, after %d answers, twice: %w", url, asked, err)
