@@ -322,8 +322,8 @@ fi
 packages=$(go list ./... | grep -vE '/test/(e2e|vm)$') # which have stages of their own
 clients=$(go list -f '{{.ImportPath}} {{join .Deps " "}}' ./... | grep -F ' k8s.io/api/core/v1 ' | cut -d ' ' -f 1)
 raced=$(concurrent)
-echo "every check and test: a quarter of an hour on two processors, and as much again where the control plane" \
-	"of Kubernetes and the VM's kernel are still to be built" >&2
+echo "every check and test: an hour on two slow processors, and more where the control plane" \
+	"of Kubernetes is still to be built" >&2
 # What takes minutes where it isn't kept from before is built in the time that tests wait;
 # each with all it starts is a process group, which ends with this script. It isn't a session of its own: the kernel shares
 # processors out among sessions first, whatever they run (sched_autogroup(7)).

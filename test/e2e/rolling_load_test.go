@@ -65,10 +65,10 @@ func (r *rollout) requests(what string, request func(ctx context.Context) error)
 	}
 }
 
-// lasting asks 20 times over each connection.
+// lasting asks 20 times over each connection, on a slow machine fewer times, as each takes longer there.
 func (r *rollout) lasting(target netip.AddrPort) func(context.Context) error {
 	var conn net.Conn
-	asked := 0
+	asked, times := 0, int(max(4, 20/slow))
 	return func(ctx context.Context) (err error) {
 		if conn == nil {
 			asked = 0
@@ -79,7 +79,7 @@ func (r *rollout) lasting(target netip.AddrPort) func(context.Context) error {
 		}
 		asked++
 		err = exchangeOn(ctx, conn, "hello\n")
-		if err != nil || asked == 20 {
+		if err != nil || asked == times {
 			conn.Close()
 			conn = nil
 		}
