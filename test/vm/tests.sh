@@ -60,7 +60,7 @@ rows=(
 	"docs     test/deploy   (vm)            -test.run=^TestServe\$/^nft,_firewall_true\$"
 )
 # Takeovers and chaos come with more streams than an emulated processor carries.
-[[ $(test/vm/prepare.sh | tail -n 1) != kvm ]] || rows+=(
+[[ ${KPROXY_VM_ACCEL:-$(test/vm/prepare.sh | tail -n 1)} != kvm ]] || rows+=(
 	"takeover test/e2e      (vm,ipvs,takeover) KPROXY_E2E_MODE=ipvs -test.run=^TestTakeover\$"
 	"takeover test/e2e      (vm,ipvs,chaos) KPROXY_E2E_MODE=ipvs KPROXY_CHAOS=15s KPROXY_CHAOS_SHARE=0.1 -test.run=^TestChaos\$"
 )
