@@ -664,7 +664,9 @@ func (w *world) faulty(t *testing.T, proxy *trace.Proxy, f fault) {
 		if f.fate != isSilent { // an endpoint's first reset is kept from the client, until kproxy has asked the endpoint
 			wait = patience(10 * time.Second)
 		}
-		if got := fateOf(w.askFrom(client, "tcp", at, wait)); got != f.fate {
+		got := fateOf(w.askFrom(client, "tcp", at, wait))
+		t.Logf("planted: packets are %s; verdict %s: %s", got, r.Verdict, r.Culprit)
+		if got != f.fate {
 			t.Errorf("real packets: %s, want %s", got, f.fate)
 		}
 	}

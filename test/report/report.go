@@ -27,8 +27,8 @@ type event struct {
 }
 
 // report counts events and prints as they come: a line a package, and the
-// output of what fails; at the end what took long, what failed and why, and why tests were skipped. A package that is run
-// once more elsewhere has that in its name: 'package (vm)'. A test that is
+// output of what fails; at the end, of which some see no more than the last lines, what took long, what failed and why, and
+// why tests were skipped. A package that is run once more elsewhere has that in its name: 'package (vm)'. A test that is
 // skipped here and passes there isn't skipped. It is used by one goroutine.
 type report struct {
 	out       io.Writer
@@ -227,9 +227,6 @@ func ending(text string) []string {
 // finish prints the totals and says whether all is well.
 func (r *report) finish(failSkipped bool) bool {
 	skipped := slices.DeleteFunc(r.skipped, func(s skip) bool { return r.elsewhere[s.name] })
-	for _, s := range skipped {
-		fmt.Fprintf(r.out, "SKIP  %s: %s\n", s.name, s.why)
-	}
 	for _, s := range r.stages {
 		busy := ""
 		if s.Busy > 0 {
@@ -249,6 +246,9 @@ func (r *report) finish(failSkipped bool) bool {
 		for _, line := range r.reasons[name] {
 			fmt.Fprintln(r.out, line)
 		}
+	}
+	for _, s := range skipped {
+		fmt.Fprintf(r.out, "SKIP  %s: %s\n", s.name, s.why)
 	}
 	ok := len(r.failed) == 0
 	if failSkipped && len(skipped) > 0 {

@@ -21,6 +21,7 @@ done &
 
 mkdir -p /lib/modules
 ln -sfn "$(</run/vm/modules)" "/lib/modules/$(uname -r)"
+modprobe br_netfilter # as on nodes whose pods are on a bridge
 hostname kproxy-vm
 ip link set lo up
 ulimit -Hn 524288 # what systemd gives; the kernel's own 4096 is for nobody
