@@ -10,6 +10,7 @@ import (
 	"bytes"
 	"cmp"
 	"compress/gzip"
+	"errors"
 	"fmt"
 	"io"
 	"path"
@@ -19,7 +20,7 @@ import (
 const (
 	// SizeAtMost bounds an archive, in bytes.
 	SizeAtMost = 20 << 20
-	// fileAtMost bounds a file in it. What is longer is cut at a line's end.
+	// fileAtMost bounds a file in it. What is longer is cut at a line's end, or at a comma if it is one line.
 	fileAtMost = 24 << 20
 	// pageRoom is left for the page, which comes last.
 	pageRoom = 1 << 20
@@ -31,6 +32,7 @@ const (
 type Config struct {
 	Node string    // its name
 	At   time.Time // when the report was asked for
+	End  time.Time // what is added after it is left out; zero for never
 	Mask *Mask     // nil for none
 	Room int       // bytes; 0 is SizeAtMost
 }
@@ -71,15 +73,21 @@ func (r *Report) StandsOut(format string, args ...any) {
 // clean removes what must not leave the node.
 func (r *Report) clean(content []byte) []byte { return r.cfg.Mask.apply(WithoutSecrets(content)) }
 
+// errLate is why something is left out.
+var errLate = errors.New("it took too long")
+
 // Add adds a file and what it is about. With err the page says why it isn't there, or isn't whole where there is some content.
 func (r *Report) Add(name, what string, content []byte, err error) {
 	e := entry{Name: name, What: what}
+	if len(content) > 0 && !r.cfg.End.IsZero() && time.Now().After(r.cfg.End) {
+		content, err = nil, errLate
+	}
 	if err != nil {
 		e.Problem = string(r.clean([]byte(err.Error())))
 	}
 	if len(content) > fileAtMost {
 		content = content[:fileAtMost]
-		content = content[:cmp.Or(bytes.LastIndexByte(content, '\n')+1, fileAtMost)]
+		content = content[:cmp.Or(bytes.LastIndexByte(content, '\n')+1, bytes.LastIndexByte(content, ',')+1, fileAtMost)] // never within an address
 		e.Problem = fmt.Sprintf("cut after %d bytes", len(content))
 	}
 	if len(content) > 0 {

@@ -16,6 +16,8 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+
+	"kproxy.dev/kproxy/kernel/kerneltest"
 )
 
 var when = time.Date(2026, 11, 28, 2, 0, 0, 0, time.UTC)
@@ -84,6 +86,7 @@ func TestArchiveIsBounded(t *testing.T) {
 	r := New(&b, Config{Node: "n1", At: when, Room: room})
 	r.Add("first.txt", "", noise[:1<<20], nil)
 	r.Add("long.txt", "", []byte(strings.Repeat(strings.Repeat("x", 1023)+"\n", fileAtMost>>10)+"the end"), nil)
+	r.Add("line.json", "", []byte(strings.Repeat(`"10.1.2.33",`, fileAtMost/12+1)), nil)
 	r.Add("large.txt", "", noise, nil)
 	for i := range 200 { // whose excerpts don't fit into the page
 		r.Add("small/"+string(rune('a'+i%26))+strings.Repeat("x", i)+".txt", "", []byte(strings.ToValidUTF8(string(noise[i*excerptAtMost/2:(i+1)*excerptAtMost/2]), "?")), nil)
@@ -97,6 +100,22 @@ func TestArchiveIsBounded(t *testing.T) {
 	}
 	if len(files["long.txt"]) != fileAtMost || !strings.Contains(files["index.html"], "(cut after ") {
 		t.Errorf("long.txt has %d bytes", len(files["long.txt"]))
+	}
+	if line := files["line.json"]; len(line) < fileAtMost-20 || !strings.HasSuffix(line, `.33",`) {
+		t.Errorf("line.json has %d bytes, and ends with %.20q", len(line), line[max(0, len(line)-20):])
+	}
+}
+
+// What comes too late isn't masked and compressed any more.
+func TestArchiveEndsInTime(t *testing.T) {
+	var b bytes.Buffer
+	r := New(&b, Config{Node: "n1", At: when, End: time.Now().Add(-time.Second)})
+	r.Add("log.txt", "log", []byte("all is well\n"), nil)
+	if err := r.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if files := unpack(t, b.Bytes(), r.Folder()); files["log.txt"] != "" || !strings.Contains(files["index.html"], "(it took too long)") {
+		t.Errorf("files: %q", files)
 	}
 }
 
@@ -121,7 +140,7 @@ func TestSecrets(t *testing.T) {
 
 func TestMask(t *testing.T) {
 	m := NewMask([]byte("key"))
-	m.Learn("shop", "web", "billing-acme", "node7.example.org", "default")
+	m.Learn("shop", "web", "billing-acme", "node7.example.org", "10.9.9.9.example", "10.1.2.3", "default")
 	addr := func(s string) string { return m.addr(netip.MustParseAddr(s)).String() }
 	net24 := m.prefix(netip.MustParseAddr("10.1.2.0"), 24).String()
 	for text, want := range map[string]string{
@@ -139,6 +158,14 @@ func TestMask(t *testing.T) {
 		"web.shop.svc.cluster.local.":    m.name("web") + "." + m.name("shop") + ".svc.cluster.local.",
 		`"node":"node7.example.org"`:     `"node":"` + m.name("node7.example.org") + `"`,
 		"KPROXY-PORTAL billing-acme: 12": "KPROXY-PORTAL " + m.name("billing-acme") + ": 12",
+		"10.1.2.3..10.1.2.9":             addr("10.1.2.3") + ".." + addr("10.1.2.9"),
+		"10.1.2.3.80 > 10.1.2.9.53":      addr("10.1.2.3") + ".80 > " + addr("10.1.2.9") + ".53",
+		"10.1.2.3.nip.io, v10.1.2.3_a":   addr("10.1.2.3") + ".nip.io, v" + addr("10.1.2.3") + "_a",
+		"fe80::1%eth0 ::ffff:10.1.2.3":   addr("fe80::1") + "%eth0 ::ffff:" + addr("10.1.2.3"),
+		"fd00:0:0:0:0:0:0:1:80":          addr("fd00::1") + ":80",
+		`"\nfd00:1::2\u003eshop\tweb"`:   `"\n` + addr("fd00:1::2") + `\u003e` + m.name("shop") + `\t` + m.name("web") + `"`,
+		"metadata.name%3Dshop&x":         "metadata.name%3D" + m.name("shop") + "&x",
+		"10.9.9.9.example":               m.name("10.9.9.9.example"),
 		"":                               "",
 	} {
 		if got := string(m.apply([]byte(text))); got != want {
@@ -166,17 +193,104 @@ func TestMask(t *testing.T) {
 	}
 }
 
+// delimiters stand around addresses and names in what programs print, in quoted strings and in URLs.
+var delimiters = []string{" ", "\t", "\n", "\x1b", `"`, "'", "`", "(", ")", "[", "]", "{", "}", "<", ">", "=", ",", ";", "|", "@", "/", "+", "!", "*", "~", "#", "&", "?", "^", "$", "é",
+	`\"`, `\n`, `\r`, `\t`, `\a`, `\b`, `\f`, `\v`, `\\n`, `\\\"`, `\u003c`, `\u0020`, `\u2028`, `\x1b`, `\x00`, `\U0001f600`, "%20", "%2F", "%3a"}
+
+// secretsOf are what a mask that knows acme-shop has to replace.
+var secretsOf = []string{"10.1.2.3", "fd00:1::2", "acme-shop"}
+
+func learned() *Mask {
+	m := NewMask([]byte("key"))
+	m.Learn("acme-shop")
+	return m
+}
+
+func TestMaskBetweenDelimiters(t *testing.T) {
+	m := learned()
+	for _, before := range delimiters {
+		for _, after := range delimiters {
+			for _, secret := range append(secretsOf, "::ffff:10.1.2.3", "52:54:00:ab:cd:ef") {
+				if got := string(m.apply([]byte(before + secret + after))); strings.Contains(got, secret) || !strings.HasPrefix(got, before) || !strings.HasSuffix(got, after) {
+					t.Errorf("%q between %q and %q became %q", secret, before, after, got)
+				}
+			}
+		}
+	}
+}
+
 // FuzzMask: no text makes it panic, and known addresses and names never come through.
 func FuzzMask(f *testing.F) {
-	f.Add("a 10.1.2.3 b", "x")
-	f.Add("::ffff:10.1.2.3/999 [", "web.")
-	f.Fuzz(func(t *testing.T, before, after string) {
-		m := NewMask([]byte("key"))
-		m.Learn("acme-shop")
-		out := string(m.apply([]byte(before + " 10.1.2.3 acme-shop " + after)))
-		if !strings.Contains(before, "10.1.2.3") && !strings.Contains(after, "10.1.2.3") && strings.Contains(out, " 10.1.2.3 ") ||
-			!strings.Contains(before, "acme-shop") && !strings.Contains(after, "acme-shop") && strings.Contains(out, " acme-shop ") {
-			t.Errorf("%q", out)
+	f.Add("a 10.1.2.3 b", "x", uint8(0), uint8(0))
+	f.Add("::ffff:10.1.2.3/999 [", "web.", uint8(1), uint8(2))
+	for i := range delimiters {
+		f.Add(`"msg":"a\`, "24", uint8(i), uint8(i+1))
+	}
+	f.Fuzz(func(t *testing.T, before, after string, left, right uint8) {
+		for _, secret := range secretsOf {
+			text := before + delimiters[int(left)%len(delimiters)] + secret + delimiters[int(right)%len(delimiters)] + after
+			if out := string(learned().apply([]byte(text))); !strings.Contains(before+" "+after, secret) && strings.Contains(out, secret) {
+				t.Errorf("%q became %q", text, out)
+			}
 		}
 	})
+}
+
+// The kernel prints virtual servers in hex, which a mask doesn't know addresses in.
+func TestReportOfVirtualServers(t *testing.T) {
+	text := []byte(`TCP  0A60000A:0050 rr
+  -> 0A020002:2328      Masq    1      0          0
+UDP  [fd00:0000:0000:0000:0000:0000:0096:000a]:0035 rr
+  -> [fd00:0002:0000:0000:0000:0000:0000:0002]:2329 Masq 1 0 0
+FWM  00000005 rr
+`)
+	want := `TCP  10.96.0.10:80 rr
+  -> 10.2.0.2:9000      Masq    1      0          0
+UDP  [fd00:0000:0000:0000:0000:0000:0096:000a]:53 rr
+  -> [fd00:0002:0000:0000:0000:0000:0000:0002]:9001 Masq 1 0 0
+FWM  00000005 rr
+`
+	if diff := cmp.Diff(want, string(decimal(text))); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+	masked := string(NewMask([]byte("key")).apply(decimal(text)))
+	for _, secret := range []string{"0A60000A", "10.96.0.10", "10.2.0.2", "0096:000a"} {
+		if strings.Contains(masked, secret) {
+			t.Errorf("masked, there is %s:\n%s", secret, masked)
+		}
+	}
+}
+
+func TestMaskLearnsFromText(t *testing.T) {
+	m := NewMask([]byte("key"))
+	m.LearnFrom([]byte(`-A KPROXY -m comment --comment "shop/web:http" -j X` + "\n" + `err="Get \"https://api.acme.example:6443/api\": dial tcp: lookup api.acme.example: no such host"`))
+	if got, want := string(m.apply([]byte("shop web lookup api.acme.example: 10.1.2.3"))), "acme"; strings.Contains(got, want) || strings.Contains(got, "shop") || strings.Contains(got, "web") {
+		t.Errorf("masked: %q", got)
+	}
+}
+
+// Without nft, as in the image, a report has sets with their elements too.
+func TestReportWithoutNFT(t *testing.T) {
+	kerneltest.Namespace(t)
+	cmd := exec.Command("nft", "-f", "-")
+	cmd.Stdin = strings.NewReader(`table ip kproxy {
+	map backends { type ipv4_addr . inet_proto . inet_service . mark : ipv4_addr . inet_service; elements = { 10.96.0.10 . tcp . 80 . 0x1 : 10.2.0.2 . 9000 }; }
+	map services { type ipv4_addr . inet_proto . inet_service : verdict; elements = { 10.96.0.10 . udp . 53 : goto pick }; }
+	set sources { type ipv4_addr; flags interval; elements = { 10.1.0.0/16 }; }
+	set hosts { type ether_addr; elements = { 52:54:00:ab:cd:ef }; }
+	chain pick { dnat to tcp dport map { 80 : 10.2.0.3 }; }
+	chain service { type nat hook prerouting priority -100; ip saddr @sources ip daddr . meta l4proto . th dport vmap @services; }
+}`)
+	if out, err := cmd.CombinedOutput(); err != nil {
+		t.Fatalf("nft: %v: %s", err, out)
+	}
+	t.Setenv("PATH", t.TempDir())
+	text, err := nftables(t.Context())
+	for _, want := range []string{
+		"    10.96.0.10 . tcp . 80 . 0x00000001 : 10.2.0.2 . 9000\n", "    10.96.0.10 . udp . 53 : goto pick\n", "    10.1.0.0-10.1.255.255\n", "    52:54:00:ab:cd:ef\n", "{ 80 : 10.2.0.3 }",
+	} {
+		if err != nil || !strings.Contains(string(text), want) {
+			t.Errorf("%v: there is no %q in\n%s", err, want, text)
+		}
+	}
 }

@@ -5,10 +5,12 @@ import (
 	"crypto/hmac"
 	"crypto/sha256"
 	"encoding/hex"
+	"net"
 	"net/netip"
 	"regexp"
 	"slices"
 	"strconv"
+	"strings"
 )
 
 // Mask replaces addresses and names, the same ones by the same ones under one key, which isn't in the archive. Addresses that
@@ -32,25 +34,30 @@ var wellKnown = []string{
 	"http", "https", "grpc", "dns", "dns-tcp", "metrics", "tcp", "udp", "sctp", "api", "line", "datagram",
 }
 
-// Learn has a name replaced wherever it stands by itself.
+// Learn has a name replaced wherever it stands by itself. Addresses are replaced anyway.
 func (m *Mask) Learn(names ...string) {
 	for _, n := range names {
-		if m != nil && !slices.Contains(wellKnown, n) {
+		if _, err := netip.ParseAddr(n); m != nil && err != nil && !slices.Contains(wellKnown, n) {
 			m.names[n] = true
 		}
 	}
 }
 
-// ruleComment is how kproxy's rules, and kube-proxy's, name a Service.
-var ruleComment = regexp.MustCompile(`comment "?([a-z0-9][a-z0-9.-]*)/([a-z0-9][a-z0-9.-]*)(?::([a-z0-9-]+))?`)
+// ruleComment is how kproxy's rules, and kube-proxy's, name a Service; urlHost is how logs name the API server.
+var (
+	ruleComment = regexp.MustCompile(`comment "?([a-z0-9][a-z0-9.-]*)/([a-z0-9][a-z0-9.-]*)(?::([a-z0-9-]+))?`)
+	urlHost     = regexp.MustCompile(`https?://([A-Za-z0-9][A-Za-z0-9.-]*)`)
+)
 
-// learnRules learns the Services that rules name: of a kproxy that is dead nothing else tells.
-func (m *Mask) learnRules(rules []byte) {
+// LearnFrom learns the Services that rules name, as of a kproxy that is dead nothing else tells, and the hosts of URLs.
+func (m *Mask) LearnFrom(text []byte) {
 	if m == nil {
 		return
 	}
-	for _, found := range ruleComment.FindAllSubmatch(rules, -1) {
-		m.Learn(string(found[1]), string(found[2]), string(found[3]))
+	for _, found := range slices.Concat(ruleComment.FindAllSubmatch(text, -1), urlHost.FindAllSubmatch(text, -1)) {
+		for _, name := range found[1:] {
+			m.Learn(string(name))
+		}
 	}
 }
 
@@ -132,17 +139,26 @@ func (m *Mask) apply(text []byte) []byte {
 	}
 	out := make([]byte, 0, len(text)+len(text)/16)
 	for i := 0; i < len(text); {
-		if !isWord(text[i]) && text[i] != ':' {
-			out = append(out, text[i])
-			i++
-			continue
+		n := 1
+		switch c := text[i]; {
+		case isWord(c) || c == ':':
+			out, n = m.word(out, text[i:])
+		case c == '\\' || c == '%':
+			n = max(n, len(escaped.Find(text[i:min(i+escapedAtMost, len(text))])))
+			fallthrough
+		default:
+			out = append(out, text[i:i+n]...)
 		}
-		n := 0
-		out, n = m.word(out, text[i:])
 		i += n
 	}
 	return out
 }
+
+// escaped is what stands for a character that words don't have, in JSON, in strings that Go quotes and in URLs. What
+// follows is another word.
+var escaped = regexp.MustCompile(`^(?:\\(?:[abfnrtv]|x[0-9A-Fa-f]{2}|u[0-9A-Fa-f]{4}|U[0-9A-Fa-f]{8})|%(?:2[0-9A-Fa-f]|3[A-Fa-f]))`)
+
+const escapedAtMost = len(`\U0001f600`)
 
 func isWord(c byte) bool {
 	return c >= '0' && c <= '9' || c >= 'a' && c <= 'z' || c >= 'A' && c <= 'Z' || c == '.' || c == '_' || c == '-'
@@ -150,47 +166,48 @@ func isWord(c byte) bool {
 
 func isHex(c byte) bool { return c >= '0' && c <= '9' || c >= 'a' && c <= 'f' || c >= 'A' && c <= 'F' }
 
+// addressAtMost is how long an address is, with a separator after it.
+const addressAtMost = len("ffff:ffff:ffff:ffff:ffff:ffff:255.255.255.255:")
+
+// inWord is an address of IPv4 as part of a word: "ip-10.1.2.3".
+var inWord = regexp.MustCompile(`[1-9][0-9]{0,2}(?:\.[0-9]{1,3}){3}`)
+
 // word replaces what a text begins with, an address or a word, and returns how long that is.
 func (m *Mask) word(out, text []byte) ([]byte, int) {
-	n := 0
-	for n < len(text) && (isHex(text[n]) || text[n] == ':' || text[n] == '.') {
+	n, size := 0, 0
+	for n < len(text) && isWord(text[n]) {
 		n++
 	}
-	if run := bytes.TrimRight(text[:n], ":."); len(run) > 1 && (n == len(text) || !isWord(text[n]) || text[n] == '-') { // a dash: a range
-		if size := len(run); bytes.IndexByte(run, ':') >= 0 || bytes.IndexByte(run, '.') > 0 {
-			a, err := netip.ParseAddr(string(run))
-			if err != nil { // an address and a port
-				if at := bytes.IndexByte(run, ':'); at > 0 {
-					if a, err = netip.ParseAddr(string(run[:at])); err == nil {
-						size = at
-					}
-				}
-			}
-			if err == nil {
-				if p, err := netip.ParsePrefix(string(text[:size+maskLength(text[size:])])); err == nil {
-					return append(out, m.network(p).String()...), size
-				}
-				return append(out, m.addr(a).String()...), size
-			}
-			if isMAC(run) {
-				sum := m.digest([]byte("mac "), bytes.ToLower(run))
-				for i := range 6 {
-					sep := ":"
-					if i == 0 {
-						sep, sum[0] = "", 2 // locally administered
-					}
-					out = append(append(out, sep...), hex.EncodeToString(sum[i:i+1])...)
-				}
-				return out, len(run)
-			}
-		}
+	name := string(text[:n])
+	dots := strings.Count(name, ".")
+	if dots > 0 && m.names[name] { // it may begin with an address
+		return append(out, m.name(name)...), n
 	}
-	for n = 0; n < len(text) && isWord(text[n]); n++ {
+	for size < min(len(text), addressAtMost) && (isHex(text[size]) || text[size] == ':' || text[size] == '.') {
+		size++
+	}
+	for ; bytes.ContainsAny(text[:size], ":."); size = bytes.LastIndexAny(text[:size], ":.") { // a port may follow, or a domain
+		if a, err := netip.ParseAddr(string(text[:size])); err == nil {
+			if p, err := netip.ParsePrefix(string(text[:size+maskLength(text[size:])])); err == nil {
+				return append(out, m.network(p).String()...), size
+			}
+			return append(out, m.addr(a).String()...), size
+		}
+		if isMAC(text[:size]) {
+			sum := m.digest([]byte("mac "), bytes.ToLower(text[:size]))
+			sum[0] = 2 // locally administered
+			return append(out, net.HardwareAddr(sum[:6]).String()...), size
+		}
 	}
 	if n == 0 || text[0] == '-' { // of a flag, or a range
 		return append(out, text[0]), 1
 	}
-	return m.replaceName(out, string(text[:n])), n
+	if dots >= 3 && !m.names[name] {
+		if at := inWord.FindStringIndex(name); at != nil && at[0] > 0 {
+			n = at[0]
+		}
+	}
+	return m.replaceName(out, name[:n]), n
 }
 
 // maskLength returns how long the "/24" is that a text begins with; 0 without.

@@ -3,13 +3,17 @@ package bugreport
 import (
 	"bytes"
 	"context"
+	"encoding/hex"
 	"errors"
 	"fmt"
 	"net"
+	"net/netip"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -102,10 +106,10 @@ func (r *Report) add(ctx context.Context, name, what string, f func(context.Cont
 		}
 	}
 	if errors.Is(out.err, context.DeadlineExceeded) {
-		out.err = errors.New("it took too long")
+		out.err = errLate
 	}
-	if strings.HasPrefix(name, "rules/") {
-		r.cfg.Mask.learnRules(out.content)
+	if strings.HasPrefix(name, "rules/") || name == "journal.txt" {
+		r.cfg.Mask.LearnFrom(out.content)
 	}
 	r.Add(name, what, out.content, out.err)
 }
@@ -275,8 +279,8 @@ func nftables(ctx context.Context) ([]byte, error) {
 	if _, err := exec.LookPath("nft"); err == nil {
 		return list(ctx)
 	}
-	var b bytes.Buffer
-	b.WriteString("# There is no program nft: chains and rules as kproxy reads them. It doesn't list elements of sets;\n# kproxy render --diff compares them with what kproxy would program.\n")
+	b := limited{room: fileAtMost + 1}
+	fmt.Fprint(&b, "# There is no program nft: chains, rules and sets as kproxy reads them.\n")
 	for _, f := range []service.Family{service.IPv4, service.IPv6} {
 		t, err := netfilter.Read(ctx, netfilter.DefaultConfig(), f)
 		if err != nil {
@@ -319,7 +323,22 @@ func counters(context.Context) ([]byte, error) {
 		} else if err != nil {
 			return b.Bytes(), err
 		}
-		fmt.Fprintf(&b, "# /proc/net/%s\n%s\n", f, text)
+		fmt.Fprintf(&b, "# /proc/net/%s\n%s\n", f, decimal(text))
 	}
 	return slices.Clip(b.Bytes()), nil
+}
+
+// hexAddress is an address and a port of virtual servers (ip_vs_info_seq_show in net/netfilter/ipvs/ip_vs_ctl.c).
+var hexAddress = regexp.MustCompile(`(?:\b[0-9A-F]{8}|\[[0-9a-f:]+\]):[0-9A-F]{4}\b`)
+
+// decimal writes the addresses and ports of virtual servers as people do.
+func decimal(text []byte) []byte {
+	return hexAddress.ReplaceAllFunc(text, func(found []byte) []byte {
+		host, port := found[:len(found)-5], found[len(found)-4:]
+		if a, err := hex.DecodeString(string(host)); err == nil {
+			host = netip.AddrFrom4([4]byte(a)).AppendTo(nil)
+		}
+		n, _ := strconv.ParseUint(string(port), 16, 16)
+		return fmt.Appendf(nil, "%s:%d", host, n)
+	})
 }

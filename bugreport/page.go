@@ -25,7 +25,7 @@ table { border-collapse: collapse; } th, td { text-align: left; padding: .2rem 1
 td:nth-child(2) { text-align: right; } pre { overflow: auto; padding: .5rem; border: 1px solid; font-size: 12px; }
 </style>
 <h1>{{.Title}}</h1>
-<p>Taken at {{.At}}. {{if .Masked}}Addresses and names are replaced: the same ones by the same ones, networks by networks.{{else}}Addresses and names are as they are; kproxy bugreport --mask replaces them.{{end}}</p>
+<p>Taken at {{.At}}. {{if .Masked}}Addresses, and the names that kproxy knows, are replaced: the same ones by the same ones, networks by networks.{{else}}Addresses and names are as they are; kproxy bugreport --mask replaces them.{{end}}</p>
 <h2>What stands out</h2>
 {{if .Lines}}<ul>{{range .Lines}}<li>{{.}}{{end}}</ul>{{else}}<p>Nothing.</p>{{end}}
 <h2>Files</h2>

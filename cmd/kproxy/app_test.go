@@ -52,6 +52,7 @@ type fakeProxy struct {
 	traced      []trace.Request
 	past        []plan.Event
 	log         string
+	config      map[string]any // what /configz shows, if there is more to see than an address
 	// streams are what each that follows events is told before its stream ends.
 	streams  [][]plan.Event
 	mu       sync.Mutex // for streams and recorded
@@ -98,7 +99,10 @@ func (f *fakeProxy) Trace(_ context.Context, req trace.Request) (trace.Result, e
 // serve answers at a socket until the test ends, and returns its path.
 // served lists what its control socket serves.
 func (f *fakeProxy) served(rec *web.Recorder) web.APIConfig {
-	return web.APIConfig{Source: f, Recorder: rec, Log: func() []byte { return []byte(f.log) }, Configz: map[string]any{"kproxy.dev": map[string]any{"master": "https://example"}}}
+	if f.config == nil {
+		f.config = map[string]any{"kproxy.dev": map[string]any{"master": "https://example"}}
+	}
+	return web.APIConfig{Source: f, Recorder: rec, Log: func() []byte { return []byte(f.log) }, Configz: f.config}
 }
 
 func (f *fakeProxy) serve(t *testing.T) string {

@@ -28,15 +28,15 @@ import (
 )
 
 const (
-	// reportTime bounds the questions of a report, unless --timeout says otherwise. What then isn't answered is left out; writing takes
-	// less than the rest of half a minute.
+	// reportTime bounds the questions of a report, unless --timeout says otherwise. What then isn't answered, or masked and compressed, is
+	// left out; to finish the file at hand takes less than the rest of half a minute.
 	reportTime = 20 * time.Second
 	// servicesDescribed is how many service ports are described, those in trouble first; status.json has all.
 	servicesDescribed = 200
 )
 
 func maskFlag() cli.Flag {
-	return &cli.BoolFlag{Name: "mask", Usage: "replace addresses and names, the same ones by the same ones"}
+	return &cli.BoolFlag{Name: "mask", Usage: "replace addresses, and names that kproxy knows, the same ones by the same ones; interfaces, and the chains, sets and comments of other programs, stay"}
 }
 
 func bugreportCommand() *cli.Command {
@@ -91,7 +91,10 @@ func writeReport(c *cli.Context) error {
 func reportTo(ctx context.Context, c *cli.Context, to io.Writer, mask *bugreport.Mask, folder *string) error {
 	a := listen(ctx, clientOf(c))
 	mask.Learn(a.names()...)
-	r := bugreport.New(to, bugreport.Config{Node: a.node(), At: time.Now(), Mask: mask})
+	mask.LearnFrom(a.raw["/log"])
+	mask.LearnFrom(a.raw["/status"])
+	end, _ := ctx.Deadline()
+	r := bugreport.New(to, bugreport.Config{Node: a.node(), At: time.Now(), End: end, Mask: mask})
 	*folder = r.Folder()
 	a.standOut(r)
 	a.add(r)

@@ -13,6 +13,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/urfave/cli/v2"
+
 	"kproxy.dev/kproxy/plan"
 )
 
@@ -94,6 +96,48 @@ func TestBugreport(t *testing.T) {
 	one, other := reported(t, "--socket", socket, "--mask-key", "k"), reported(t, "--socket", socket, "--mask-key", "k")
 	if one["status.json"] != other["status.json"] || one["status.json"] == masked["status.json"] {
 		t.Error("the same key doesn't make the same names, or another does")
+	}
+}
+
+// A report names the kubeconfig that kproxy runs with, and has none of the credentials in it.
+func TestBugreportHasNoCredentials(t *testing.T) {
+	outsideOfPods(t)
+	secrets := []string{"0paque-t0ken", "t0ken-in-a-file", "a2V5LWRhdGE="}
+	tokenFile := writeFile(t, "token", secrets[1])
+	kubeconfig := writeFile(t, "admin.conf", `apiVersion: v1
+kind: Config
+clusters: [{name: acme, cluster: {server: "https://api.acme.example:6443"}}]
+users: [{name: admin, user: {token: `+secrets[0]+`, tokenFile: `+tokenFile+`, client-key-data: `+secrets[2]+`}}]
+contexts: [{name: acme, context: {cluster: acme, user: admin}}]
+current-context: acme
+`)
+	f := dns()
+	err := withFlags(t, []string{"--kubeconfig", kubeconfig}, func(c *cli.Context) {
+		cfg, err := configureValid(c)
+		if err != nil {
+			t.Fatal(err)
+		}
+		s := &settled{}
+		s.now.Store(&cfg)
+		f.config = map[string]any{"kproxy.dev": configz{s, false}, "kubeproxy.config.k8s.io": configz{s, true}}
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	f.log = `level=ERROR msg="list failed" err="Get \"https://api.acme.example:6443/api\": lookup api.acme.example: no such host" header="Authorization: Bearer ` + secrets[0] + "\"\n"
+	socket := f.serve(t)
+	open, masked := reported(t, "--socket", socket), reported(t, "--socket", socket, "--mask")
+	if !strings.Contains(open["config.json"], kubeconfig) || !strings.Contains(open["log.txt"], "lookup api.acme.example") {
+		t.Errorf("the configuration is %.500q, the log %q", open["config.json"], open["log.txt"])
+	}
+	for i, files := range []map[string]string{open, masked} {
+		for name, text := range files {
+			for _, secret := range append(secrets, []string{"acme", "admin.conf"}[:2*i]...) {
+				if strings.Contains(text, secret) {
+					t.Errorf("masked %t, %s has %q", i == 1, name, secret)
+				}
+			}
+		}
 	}
 }
 

@@ -25,6 +25,10 @@ func TestBugreport(t *testing.T) {
 		rules = "rules/nft.txt"
 	}
 
+	virtual := "" // as the kernel's file has it, in hex
+	if mode == "ipvs" {
+		virtual = "tcp  10.96.0.10:80 "
+	}
 	report := w.report(t)
 	for name, phrases := range map[string][]string{
 		"index.html":        {"mode " + string(mode) + ", alive", `<a href="` + rules + `">`},
@@ -39,6 +43,7 @@ func TestBugreport(t *testing.T) {
 		"conntrack.txt":     {"TCP 10.1.0.2:", "-> 10.96.0.10:80, replies 10.2.0."},
 		"rules/ip-rule.txt": {"ipv4"},
 		"interfaces.txt":    {"10.1.0.1/"},
+		"net.txt":           {virtual},
 		rules:               {"10.96.0.10"},
 	} {
 		for _, p := range phrases {
@@ -50,7 +55,7 @@ func TestBugreport(t *testing.T) {
 
 	masked := w.report(t, "--mask")
 	for name, text := range masked {
-		for _, secret := range []string{"10.2.0.", "10.96.0.", "fd00:2:", "fd00::96:"} {
+		for _, secret := range []string{"10.2.0.", "10.96.0.", "fd00:2:", "fd00::96:", "0A0200", "0A6000"} {
 			if strings.Contains(text, secret) {
 				t.Errorf("masked, %s has %q", name, secret)
 			}

@@ -435,7 +435,7 @@ func hostNumber(b []byte) uint64 {
 	return n
 }
 
-// WriteNFT writes the chains and rules of nftables that [Read] found and that iptables hasn't printed, one a line, table by table.
+// WriteNFT writes the chains, rules and sets of nftables that [Read] found and that iptables hasn't printed, one a line, table by table.
 func (t *Tables) WriteNFT(w io.Writer) error {
 	written := map[*ruleset]bool{}
 	for _, b := range t.Bases {
@@ -457,8 +457,15 @@ func (t *Tables) WriteNFT(w io.Writer) error {
 			}
 		}
 		for _, name := range slices.Sorted(maps.Keys(b.set.nft.sets)) {
+			s := b.set.nft.sets[name]
 			if _, err := fmt.Fprintf(w, "  set %s\n", name); err != nil {
 				return err
+			}
+			if b.set.nft.readElements(s); s.err != nil {
+				fmt.Fprintf(w, "    # %v\n", s.err)
+			}
+			for i := range s.elements {
+				fmt.Fprintf(w, "    %s\n", s.text(&s.elements[i], func(key []byte) string { return typed(s.keyType, key) }))
 			}
 		}
 	}

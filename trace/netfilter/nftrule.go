@@ -1197,6 +1197,25 @@ func looked(parts []symbol, v []byte) string {
 // typeMark is nft's number of the type mark (enum datatypes in its include/datatype.h).
 const typeMark = 19
 
+// fieldTypes are the types of fields, by nft's numbers of them.
+var fieldTypes = map[uint32]symbol{
+	7: {size: 4, kind: asAddress}, 8: {size: 16, kind: asAddress}, 9: {size: 6, kind: asHardware},
+	12: {size: 1, kind: asProtocol}, 13: {size: 2, kind: asNumber}, typeMark: {size: 4, kind: asMark}, 41: {size: unix.IFNAMSIZ, kind: asName},
+}
+
+// typed writes a key, or a map's data, by the number of its type: that of a concatenation has six bits for each field.
+func typed(types uint32, v []byte) string {
+	var parts []symbol
+	for ; types != 0 || parts == nil; types >>= 6 {
+		f, known := fieldTypes[types&0x3f]
+		if !known {
+			return "0x" + hex.EncodeToString(v)
+		}
+		parts = slices.Insert(parts, 0, f)
+	}
+	return looked(parts, v)
+}
+
 // contents writes the elements of a set without a name.
 func (t *nftTable) contents(s *nftSet, parts []symbol) string {
 	const shown = 16
@@ -1207,22 +1226,26 @@ func (t *nftTable) contents(s *nftSet, parts []symbol) string {
 			out = append(out, "...")
 			break
 		}
-		e := &s.elements[i]
-		text := looked(parts, e.key)
-		switch {
-		case e.all:
-			text = "*"
-		case !bytes.Equal(e.key, e.end):
-			text += "-" + looked(parts, e.end)
-		}
-		if s.verdicts {
-			text += " : " + e.verdict.String()
-		} else if len(e.data) > 0 {
-			text += " : 0x" + hex.EncodeToString(e.data)
-		}
-		out = append(out, text)
+		out = append(out, s.text(&s.elements[i], func(key []byte) string { return looked(parts, key) }))
 	}
 	return "{ " + strings.Join(out, ", ") + " }"
+}
+
+// text writes an element, whose keys are written by key.
+func (s *nftSet) text(e *nftElement, key func([]byte) string) string {
+	text := key(e.key)
+	switch {
+	case e.all:
+		text = "*"
+	case !bytes.Equal(e.key, e.end):
+		text += "-" + key(e.end)
+	}
+	if s.verdicts {
+		text += " : " + e.verdict.String()
+	} else if len(e.data) > 0 {
+		text += " : " + typed(s.dataType, e.data)
+	}
+	return text
 }
 
 // storing is an element that a rule has added to a set, or deleted.
