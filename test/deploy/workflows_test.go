@@ -11,8 +11,12 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// bootstrap installs what a container needs before it can run make.
-const bootstrap = "apt-get update -q && apt-get install -q -y ca-certificates curl git make"
+const (
+	// bootstrap installs what a container needs before it can run make.
+	bootstrap = "apt-get update -q && apt-get install -q -y ca-certificates curl git make"
+	// trust lets git, as the container's root, read what the runner's user has checked out.
+	trust = `git config --global --add safe.directory "$GITHUB_WORKSPACE"`
+)
 
 // TestWorkflows: what GitHub runs is what make runs anywhere: every command is a target of the Makefile. A release is tested
 // before it is made, and published last.
@@ -40,11 +44,14 @@ func TestWorkflows(t *testing.T) {
 			t.Fatalf("%s: %v", name, err)
 		}
 		for _, job := range w.Jobs {
-			for _, step := range job.Steps {
+			for i, step := range job.Steps {
+				if strings.HasPrefix(step.Uses, "actions/checkout@") && job.Steps[i+1].Run != trust {
+					t.Errorf("%s: after a checkout it runs %q, want %s", name, job.Steps[i+1].Run, trust)
+				}
 				if (step.Run == "") == (step.Uses == "") {
 					t.Errorf("%s: a step that runs %q and uses %q", name, step.Run, step.Uses)
 				}
-				if step.Run == "" || step.Run == bootstrap {
+				if step.Run == "" || step.Run == bootstrap || step.Run == trust {
 					continue
 				}
 				target, ok := strings.CutPrefix(step.Run, "make ")
