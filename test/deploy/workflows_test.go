@@ -67,6 +67,14 @@ func TestWorkflows(t *testing.T) {
 	}
 }
 
+// TestMakeTakesTheTag: a workflow names the version by its environment, as tests may leave a tree that git calls dirty.
+func TestMakeTakesTheTag(t *testing.T) {
+	t.Setenv("VERSION", "v1.2.3")
+	if out, err := command(root, "make", "--dry-run", "image", "release", "publish"); err != nil || strings.Count(out, "VERSION=v1.2.3 ") != 3 {
+		t.Errorf("make: %v\n%s", err, out)
+	}
+}
+
 // TestIssueForms: whoever reports a problem is asked for the bug report, and no form is one that GitHub can't read.
 func TestIssueForms(t *testing.T) {
 	files, err := filepath.Glob(root + "/.github/ISSUE_TEMPLATE/*.yml")
