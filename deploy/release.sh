@@ -121,6 +121,7 @@ manifests() {
 		(cd test/helm && GOFLAGS=-mod=mod go run -buildvcs=false ./render "../../$folder" "$image@$(<"$tmp/digest")") >"$out/kproxy-${name/deploy/cluster}.yaml"
 	done
 	printf '%s\n' "$image:$version@$(<"$tmp/digest")" "$image:$version-nftables@$(<"$tmp/digest-nftables")" >"$out/kproxy-images.txt"
+	sed -E 's/(.*)@sha256:(.*)/\2  \1/' "$out/kproxy-images.txt" >"$out/kproxy-images.sha256" # as sha256sum prints: what provenance is attested for
 }
 
 # blob MEDIA-TYPE FILE makes a file a blob of the layout and prints what refers to it.
