@@ -2,14 +2,14 @@
 
 export PATH := $(PATH):/usr/local/go/bin:/usr/local/sbin:/usr/sbin:/sbin
 
-VERSION := $(shell git describe --tags --always --dirty 2>/dev/null || echo dev)
+VERSION := $(or $(VERSION),$(shell git describe --tags --always --dirty 2>/dev/null || echo dev))
 COMMIT  := $(shell git rev-parse --short=12 HEAD 2>/dev/null || echo unknown)
 LDFLAGS := -s -w -X main.version=$(VERSION) -X main.commit=$(COMMIT)
 
 DOCKER ?= docker
 IMAGE  ?= kproxy:latest
 
-.PHONY: help build check demo demo-ipvs vm test test-again race mutants soak conformance bench bench-go image release size publish test-arm64 test-kernels golden-update clean
+.PHONY: help build check demo demo-ipvs vm test test-again race mutants soak conformance bench bench-go image notes release size publish test-arm64 test-kernels golden-update clean
 
 help: ## what can be made
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -83,6 +83,9 @@ bench-go: ## Go's micro-benchmarks, ten times each, for benchstat
 
 image: ## the image for deploy/, with docker or a program like it: make image IMAGE=registry/kproxy:v1; TARGET=nftables: the small one
 	$(DOCKER) build -f deploy/Dockerfile $(if $(TARGET),--target $(TARGET)) --build-arg VERSION=$(VERSION) --build-arg COMMIT=$(COMMIT) -t $(IMAGE) .
+
+notes: ## what CHANGELOG.md says of a release: make notes VERSION=v1.2.3
+	@VERSION=$(VERSION) deploy/notes.sh
 
 release: ## what a release consists of, in dist/ (as root, on Debian); IMAGE=registry/name: with a chart and manifests that name the image there
 	@test/setup.sh build

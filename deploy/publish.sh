@@ -1,22 +1,23 @@
 #!/usr/bin/env bash
 # Publishes what release.sh has made with IMAGE: pushes both images and the chart, signs them and the
 # checksums without a key (https://docs.sigstore.dev/cosign/signing/overview/), and makes a release of
-# the tag on GitHub. It makes nothing itself: everything has the digest that is in dist/.
+# the tag on GitHub. It makes nothing itself: every image and file has the digest that is in the folder.
 #
-# Usage: deploy/publish.sh --check | deploy/publish.sh   # --check says what would be run, and runs nothing
+# Usage: deploy/publish.sh [--check] [FOLDER]   # dist, if none is given; --check says what would be run, and runs nothing
 #
 # IMAGE and VERSION are those of the release; REGISTRY_USER and GH_TOKEN may push there.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 : "${IMAGE:?is the image, as in make release}" "${VERSION:?is the tag}"
-out=dist
-if [[ ${1:-} == --check ]]; then do=echo; else do=; fi
-[[ -s $out/kproxy-images.txt ]] || { echo "dist/ has no release with an image: make release IMAGE=$IMAGE" >&2; exit 1; }
+do=
+if [[ ${1:-} == --check ]]; then do=echo; shift; fi
+out=${1:-dist}
+[[ -s $out/kproxy-images.txt ]] || { echo "$out has no release with an image: make release IMAGE=$IMAGE" >&2; exit 1; }
 (cd "$out" && sha256sum --check --quiet SHA256SUMS)
 registry=${IMAGE%%/*}
 
 if [[ -z $do ]]; then
-	command -v skopeo gh >/dev/null || apt-get install -q -y skopeo gh
+	{ command -v skopeo && command -v gh; } >/dev/null || apt-get install -q -y skopeo gh
 	for login in skopeo cosign "helm registry"; do
 		# shellcheck disable=SC2086 # two words
 		$login login "$registry" --username "$REGISTRY_USER" --password-stdin <<<"$GH_TOKEN"
@@ -31,6 +32,9 @@ while read -r name; do # registry/name:tag@digest
 		$do cosign attest --yes --type cyclonedx --predicate "$sbom" "$IMAGE@${name#*@}"
 	done
 done <"$out/kproxy-images.txt"
-$do helm push "$out/kproxy-chart-$VERSION.tgz" "oci://${IMAGE%/*}/charts"
+# Helm makes the manifest of a chart, and prints its digest.
+charts=${IMAGE%/*}/charts
+digest=$($do helm push "$out/kproxy-chart-$VERSION.tgz" "oci://$charts" 2>&1 | sed -n -e 'w /dev/stderr' -e 's/^Digest: //p')
+$do cosign sign --yes "$charts/kproxy@${digest:-DIGEST}"
 $do cosign sign-blob --yes --bundle "$out/SHA256SUMS.sigstore.json" "$out/SHA256SUMS"
-$do gh release create "$VERSION" --verify-tag --title "$VERSION" --notes-file "$out/NOTES.md" "$out"/*
+$do gh release create "$VERSION" --verify-tag --title "$VERSION" --notes-file "$out/NOTES.md" $([[ $VERSION != *-* ]] || echo --prerelease) "$out"/*

@@ -11,8 +11,7 @@
 #
 # Usage: deploy/release.sh [FOLDER]   # dist, if none is given
 #
-# KPROXY_ARCHITECTURES are others than both, KPROXY_DOWNLOADS is where krew will find the release,
-# KPROXY_PAGES what comes before docs/ in the notes' links.
+# KPROXY_ARCHITECTURES are others than both, KPROXY_DOWNLOADS is where krew will find the release.
 set -euo pipefail
 shopt -s inherit_errexit
 cd "$(dirname "$0")/.."
@@ -122,15 +121,7 @@ manifests() {
 		(cd test/helm && GOFLAGS=-mod=mod go run -buildvcs=false ./render "../../$folder" "$image@$(<"$tmp/digest")") >"$out/kproxy-${name/deploy/cluster}.yaml"
 	done
 	printf '%s\n' "$image:$version@$(<"$tmp/digest")" "$image:$version-nftables@$(<"$tmp/digest-nftables")" >"$out/kproxy-images.txt"
-}
-
-# notes cuts from the changelog what it says of this version; of one between two releases, what is unreleased.
-notes() {
-	local section=Unreleased
-	[[ $version =~ ^v([0-9]+\.[0-9]+\.[0-9]+)$ ]] && section=${BASH_REMATCH[1]}
-	awk -v section="$section" '/^## / { on = $2 == section || $2 == "[" section "]"; next } on' CHANGELOG.md |
-		sed -E "s|\]\((docs/[^)]*)\)|](${KPROXY_PAGES:-}\1)|g" >"$out/NOTES.md"
-	[[ -s $out/NOTES.md ]] || { echo "CHANGELOG.md has no section $section" >&2; exit 1; }
+	sed -E 's/(.*)@sha256:(.*)/\2  \1/' "$out/kproxy-images.txt" >"$out/kproxy-images.sha256" # as sha256sum prints: what provenance is attested for
 }
 
 # blob MEDIA-TYPE FILE makes a file a blob of the layout and prints what refers to it.
@@ -193,12 +184,12 @@ images() {
 
 rm -rf "$out"
 mkdir -p "$out"
+VERSION=$version deploy/notes.sh >"$out/NOTES.md"
 binaries
 plugin
 images ""
 images nftables
 chart
 if [[ -n $image ]]; then manifests; fi
-notes
 (cd "$out" && sha256sum kproxy* kubectl-* NOTES.md >SHA256SUMS)
 ls -l "$out"

@@ -13,7 +13,7 @@ build=()
 run=(iptables=iptables ipset=ipset nft=nftables ip=iproute2)
 test=(conntrack=conntrack socat=socat ping=iputils-ping ps=procps curl=curl git=git gcc=gcc /usr/include/stdlib.h=libc6-dev
 	node=nodejs chromium=chromium /usr/share/fonts/truetype/dejavu/DejaVuSans.ttf=fonts-dejavu-core
-	runc=runc /usr/share/containers/seccomp.json=golang-github-containers-common)
+	runc=runc /usr/share/containers/seccomp.json=golang-github-containers-common skopeo=skopeo docker-registry=docker-registry)
 # What kproxy is measured beside.
 bench=(haproxy=haproxy nginx=nginx /usr/lib/nginx/modules/ngx_stream_module.so=libnginx-mod-stream)
 # What nodes of a cluster run, and what upstream's tests run in their pods.
@@ -51,7 +51,7 @@ install_without_starting() {
 		chmod 755 "$policy"
 	fi
 	apt-get install -q -y --no-install-recommends "$@"
-	for server in haproxy nginx; do
+	for server in haproxy nginx docker-registry; do
 		if [[ " $* " == *" $server "* ]] && command -v systemctl >/dev/null; then
 			systemctl disable -q "$server" || true
 		fi

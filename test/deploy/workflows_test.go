@@ -1,6 +1,7 @@
 package deploy
 
 import (
+	"errors"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -11,11 +12,15 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// bootstrap installs what a container needs before it can run make.
-const bootstrap = "apt-get update -q && apt-get install -q -y ca-certificates curl git make"
+const (
+	// bootstrap installs what a container needs before it can run make.
+	bootstrap = "apt-get update -q && apt-get install -q -y ca-certificates curl git make"
+	// trust lets git, as the container's root, read what the runner's user has checked out.
+	trust = `git config --global --add safe.directory "$GITHUB_WORKSPACE"`
+)
 
-// TestWorkflows: what GitHub runs is what make runs anywhere: every command is a target of the Makefile. A release is tested
-// before it is made, and published last.
+// TestWorkflows: what GitHub runs is what make runs anywhere: every command is a target of the Makefile. A release has notes
+// and is tested before it is made, and published last.
 func TestWorkflows(t *testing.T) {
 	makefile, err := os.ReadFile(root + "/Makefile")
 	if err != nil {
@@ -40,11 +45,14 @@ func TestWorkflows(t *testing.T) {
 			t.Fatalf("%s: %v", name, err)
 		}
 		for _, job := range w.Jobs {
-			for _, step := range job.Steps {
+			for i, step := range job.Steps {
+				if strings.HasPrefix(step.Uses, "actions/checkout@") && job.Steps[i+1].Run != trust {
+					t.Errorf("%s: after a checkout it runs %q, want %s", name, job.Steps[i+1].Run, trust)
+				}
 				if (step.Run == "") == (step.Uses == "") {
 					t.Errorf("%s: a step that runs %q and uses %q", name, step.Run, step.Uses)
 				}
-				if step.Run == "" || step.Run == bootstrap {
+				if step.Run == "" || step.Run == bootstrap || step.Run == trust {
 					continue
 				}
 				target, ok := strings.CutPrefix(step.Run, "make ")
@@ -55,8 +63,47 @@ func TestWorkflows(t *testing.T) {
 			}
 		}
 	}
-	if !slices.Equal(ran["release.yml"], []string{"test", "release", "publish"}) || !slices.Contains(ran["check.yml"], "test") || !slices.Contains(ran["check.yml"], "check") {
+	if !slices.Equal(ran["release.yml"], []string{"notes", "test", "release", "publish"}) || !slices.Contains(ran["check.yml"], "test") || !slices.Contains(ran["check.yml"], "check") {
 		t.Errorf("they run %q", ran)
+	}
+}
+
+// TestMakeTakesTheTag: a workflow names the version by its environment, as tests may leave a tree that git calls dirty.
+func TestMakeTakesTheTag(t *testing.T) {
+	t.Setenv("VERSION", "v1.2.3")
+	if out, err := command(root, "make", "--dry-run", "image", "release", "publish"); err != nil || strings.Count(out, "VERSION=v1.2.3 ") != 3 {
+		t.Errorf("make: %v\n%s", err, out)
+	}
+}
+
+// TestNotes: a release's notes are what the changelog has below its version, and those of another version what is unreleased.
+// A release without notes is refused before it is made.
+func TestNotes(t *testing.T) {
+	dir := t.TempDir()
+	if err := errors.Join(os.Mkdir(dir+"/deploy", 0o755), run("cp", folder+"/notes.sh", dir+"/deploy"), os.WriteFile(dir+"/CHANGELOG.md",
+		[]byte("# Changelog\n\n## Unreleased\n\n- soon\n\n## 0.2.0 (2027)\n\n### A\n\n- [b](docs/b.md)\n\n## 0.1.0\n\n"), 0o644)); err != nil {
+		t.Fatal(err)
+	}
+	t.Setenv("KPROXY_PAGES", "https://pages/")
+	for version, want := range map[string]string{
+		"v0.2.0":            "### A\n\n- [b](https://pages/docs/b.md)",
+		"v0.3.0-rc.1":       "- soon",
+		"v0.2.0-5-g95e9e23": "- soon",
+		"v0.1.0":            "", // empty
+		"v0.3.0":            "", // missing
+	} {
+		t.Setenv("VERSION", version)
+		out, err := command(dir, "deploy/notes.sh")
+		if want != "" && (err != nil || strings.TrimSpace(out) != want) || want == "" && (err == nil || !strings.Contains(out, "'## "+version[1:]+"'")) {
+			t.Errorf("notes of %s: %v\n%s\nwant %q", version, err, out, want)
+		}
+	}
+	t.Setenv("VERSION", "v99.0.0")
+	if err := run(folder+"/release.sh", dir+"/dist"); err == nil || !strings.Contains(err.Error(), "'## 99.0.0'") {
+		t.Errorf("make release: %v", err)
+	}
+	if made, err := filepath.Glob(dir + "/dist/kproxy*"); err != nil || len(made) > 0 {
+		t.Errorf("made before the notes: %q, %v", made, err)
 	}
 }
 
