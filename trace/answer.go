@@ -59,10 +59,10 @@ func (t *tracer) answer(w way, r *route) []end {
 		if h == netfilter.Forward {
 			q := t.host.query(&p)
 			q.to, q.from, q.in = t.client.Address, endpoint.Addr(), in
-			back, stop := t.wayBack(q, fmt.Sprintf("the answers of %s don't come back", q.from),
+			back, v, stop := t.wayBack(q, fmt.Sprintf("the answers of %s don't come back", q.from),
 				fmt.Sprintf("look at the routes (ip route show to match %s, ip rule) for what comes from %s", q.to, q.from))
 			if stop != nil {
-				return append(out, end{w, Dropped, stop})
+				return append(out, end{w, v, stop})
 			}
 			if stop := t.aside(&back, "the answers of "+endpoint.Addr().String()); stop != nil {
 				return append(out, end{w, Undetermined, stop})
@@ -102,8 +102,7 @@ func (t *tracer) accepts(w way, whose string) way {
 		if q.to, q.in = t.client.Address, ""; !t.host.local(q.from) {
 			q.from = netip.Addr{}
 		}
-		back, stop := t.wayBack(q, whose+" answers don't get to the client", "")
-		v := Dropped
+		back, v, stop := t.wayBack(q, whose+" answers don't get to the client", "")
 		if stop == nil {
 			v, stop = Undetermined, t.aside(&back, whose+" answers")
 		}
@@ -172,18 +171,20 @@ func (t *tracer) notDelivered(p *netfilter.Packet) *Finding {
 		"look whether kproxy's rules mark them (iptables -t mangle -S KPROXY-PREROUTING, or nft list chain ip kproxy prerouting), and whether the mark leads to kproxy's table of routes (ip rule); kproxy repairs what is its own"}
 }
 
-// wayBack asks for an answer's route to the client, and says why the answer doesn't get there; nil
+// wayBack asks for an answer's route to the client, and says why the answer doesn't get there, and what becomes of it; nil
 // if it does. The remedy is for a missing route; empty for the usual one.
-func (t *tracer) wayBack(q query, what, remedy string) (route, *Finding) {
+func (t *tracer) wayBack(q query, what, remedy string) (route, Verdict, *Finding) {
 	back := t.host.route(q)
-	f := &Finding{SeverityError, fmt.Sprintf("no way to %s: %s", back.to, back.failure()), back.command(), cmp.Or(remedy, t.routeRemedy(back.to))}
+	v, f := Dropped, &Finding{SeverityError, fmt.Sprintf("no way to %s: %s", back.to, back.failure()), back.command(), cmp.Or(remedy, t.routeRemedy(back.to))}
 	if back.passes() {
-		f = t.noHop(&back)
+		if f = t.noHop(&back); f == nil {
+			v, f = t.elsewhere(&back)
+		}
 	}
 	if f != nil {
 		f.What = what + ": " + f.What
 	}
-	return back, f
+	return back, v, f
 }
 
 // aside says that answers leave by another link than the client's packets come in on, so that only those who know the network

@@ -244,7 +244,7 @@ func (t *tracer) unreached(p netfilter.Packet, r *route) (Verdict, *Finding) {
 	if f := t.noHop(r); f != nil {
 		return Dropped, f
 	}
-	e := t.planned(to)
+	e, g := t.planned(to), t.guest(to.Addr())
 	if e != nil && e.Local && t.host.throughDefault(r.query) {
 		f := &Finding{SeverityError, fmt.Sprintf("the route to %s is missing: it is on this node, but packets for it leave by the default route, on %s", to.Addr(), r.link),
 			r.command(), t.routeRemedy(to.Addr())}
@@ -253,9 +253,35 @@ func (t *tracer) unreached(p netfilter.Packet, r *route) (Verdict, *Finding) {
 		}
 		return Dropped, f
 	}
-	g := t.guest(to.Addr())
+	if v, f := t.elsewhere(r); f != nil {
+		return v, f
+	}
 	if g == nil {
 		return t.unhealthy(e)
+	}
+	return Forwarded, nil
+}
+
+// elsewhere says that a route leads to another network namespace of this host than has the address, and what becomes of packets there;
+// nil if it doesn't, or that isn't seen.
+func (t *tracer) elsewhere(r *route) (Verdict, *Finding) {
+	next, ok := t.neighbours().behind[r.link]
+	if g := t.guest(r.via); g != nil {
+		next, ok = *g, true
+	} else if next.bridged {
+		return Forwarded, nil
+	}
+	if _, has := next.own[r.to]; !ok || has || t.arrives || t.departs {
+		return Forwarded, nil
+	}
+	f := &Finding{SeverityError, fmt.Sprintf("packets for %s leave by %s to network namespace %s, ", r.to, r.link, next.path), r.command(), "mend the routes: ip route show to match " + r.to.String()}
+	switch g := t.guest(r.to); {
+	case !next.forwards[service.FamilyOf(r.to)]:
+		f.What += "which neither has that address nor forwards packets"
+		return Dropped, f
+	case g != nil && g.path != next.path:
+		f.What += fmt.Sprintf("which may forward them or not, but it is behind %s", g.by)
+		return Undetermined, f
 	}
 	return Forwarded, nil
 }
@@ -521,6 +547,7 @@ type guest struct {
 	silent    bool // ARP is off on link
 	arpIgnore int
 	proxies   map[service.Family]bool // it answers for what is behind it
+	forwards  map[service.Family]bool // it forwards what comes in by link
 	own       map[netip.Addr]string   // its addresses
 	here      []netip.Addr            // those of link, or of the bridge that it is a port of
 }
@@ -622,13 +649,16 @@ func (n *neighbourhood) add(s space, here int, names, masters map[int]string) {
 		}
 		g := guest{
 			path: s.path, link: a.Name, peer: names[a.ParentIndex], by: masters[a.ParentIndex], veth: l.Type() == "veth",
-			mtu: a.MTU, macs: macs, silent: a.RawFlags&unix.IFF_NOARP != 0, own: own.links, proxies: map[service.Family]bool{},
+			mtu: a.MTU, macs: macs, silent: a.RawFlags&unix.IFF_NOARP != 0, own: own.links, proxies: map[service.Family]bool{}, forwards: map[service.Family]bool{},
 		}
 		at := l // that has the addresses
 		if m := byIndex[a.MasterIndex]; m != nil {
 			at, g.bridged = m, m.Type() == "bridge"
 		}
 		g.mac = string(at.Attrs().HardwareAddr)
+		for _, f := range service.Families {
+			g.forwards[f] = forwardingOff(f, at.Attrs().Name) == ""
+		}
 		addrs, _ := netlink.AddrList(at, netlink.FAMILY_ALL)
 		for _, x := range addrs {
 			g.here = append(g.here, addrOf(x.IP))

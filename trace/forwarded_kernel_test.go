@@ -1,0 +1,76 @@
+package trace
+
+import (
+	"net/netip"
+	"os"
+	"os/exec"
+	"strings"
+	"testing"
+
+	"kproxy.dev/kproxy/kernel/kerneltest"
+	"kproxy.dev/kproxy/service"
+)
+
+// planted is what keeps the client, host 1, from the endpoint, host 2, or seems to. Commands have the addresses of the hosts, and what
+// the family calls things, in variables.
+type planted struct {
+	name        string
+	on          int // the host that it is planted on; 0 is the node
+	plant, lift string
+	answered    bool
+	verdict     Verdict
+	culprit     string
+}
+
+// words are the variables of what is planted.
+var words = [2][]string{
+	service.IPv4: {"IP=ip -4", "TABLES=iptables", "SERVICE=10.96.0.10", "CLIENT=10.1.0.2", "ENDPOINT=10.2.0.2", "OTHER=10.3.0.2", "BITS=32", "TTL=TTL --ttl", "FORWARDING=net.ipv4.ip_forward", "ACK=52"},
+	service.IPv6: {"IP=ip -6", "TABLES=ip6tables", "SERVICE=fd00:96::10", "CLIENT=fd00:1::2", "ENDPOINT=fd00:2::2", "OTHER=fd00:3::2", "BITS=128", "TTL=HL --hl", "FORWARDING=net.ipv6.conf.all.forwarding", "ACK=72"},
+}
+
+// compareClients compares traces with what becomes of the client's connections, in some families.
+func compareClients(t *testing.T, families []service.Family, all ...planted) {
+	t.Helper()
+	n := kerneltest.NewNetwork(t, 3)
+	n.Serve(2, "b", 9000)
+	n.Serve(3, "c", 9000)
+	for i := range 3 {
+		seen(t, n, i+1)
+	}
+	sh(t, "iptables -t nat -A PREROUTING -d 10.96.0.10 -p tcp --dport 80 -j DNAT --to-destination 10.2.0.2:9000",
+		"ip6tables -t nat -A PREROUTING -d fd00:96::10 -p tcp --dport 80 -j DNAT --to-destination [fd00:2::2]:9000")
+	for _, f := range families {
+		run := func(on int, script string) {
+			t.Helper()
+			n.On(on, func() {
+				c := exec.Command("sh", "-ec", script)
+				c.Env = append(os.Environ(), words[f]...)
+				if out, err := c.CombinedOutput(); err != nil {
+					t.Errorf("%s: %s: %v\n%s", f, script, err, out)
+				}
+			})
+		}
+		for _, tt := range all {
+			run(tt.on, tt.plant)
+			to := netip.MustParseAddrPort([2]string{service.IPv4: "10.96.0.10:80", service.IPv6: "[fd00:96::10]:80"}[f])
+			_, _, failed := n.Ask(1, service.TCP, to)
+			r, err := Run(t.Context(), Request{Address: to, Protocol: service.TCP, From: n.Address(f, 1)}, nil)
+			if (failed == nil) != tt.answered || err != nil || r.Verdict != tt.verdict || !strings.Contains(r.Culprit, tt.culprit) || (tt.culprit == "") != (r.Culprit == "") {
+				t.Errorf("%s, %s: packets: %v; trace: %v, %s, %q, want %s and %q", f, tt.name, failed, err, r.Verdict, r.Culprit, tt.verdict, tt.culprit)
+			}
+			run(tt.on, tt.lift)
+			run(0, "conntrack -F 2>&1; ip neigh flush all; ip -6 neigh flush all")
+		}
+	}
+}
+
+// TestNextHopIsAnotherPod: a route may lead to a network namespace that doesn't have the address.
+func TestNextHopIsAnotherPod(t *testing.T) {
+	compareClients(t, service.Families[:],
+		planted{"to the client", 0, "$IP route replace $CLIENT/$BITS via $OTHER dev host3", "$IP route del $CLIENT/$BITS", false, Dropped, "answers of"},
+		planted{"to the endpoint", 0, "$IP route replace $ENDPOINT/$BITS via $OTHER dev host3", "true", false, Dropped, "which neither has"},
+		planted{"that forwards", 3, "sysctl -qw $FORWARDING=1", "sysctl -qw $FORWARDING=0", false, Undetermined, "leave by host3"},
+		planted{"that has it, too", 3, "$IP addr add $ENDPOINT/$BITS dev lo", "$IP addr del $ENDPOINT/$BITS dev lo", true, Forwarded, ""},
+		planted{"none", 0, "$IP route del $ENDPOINT/$BITS", "true", true, Forwarded, ""},
+	)
+}
