@@ -42,6 +42,7 @@ func (t *tracer) answer(w way, r *route) []end {
 	p := w.replies()
 	p.In = in
 	t.near(&p, r)
+	w.answer.set(&p)
 	if home {
 		p.Holder = netfilter.Socket{Found: true, Transparent: w.transparent}
 	}
@@ -94,6 +95,9 @@ func (t *tracer) answer(w way, r *route) []end {
 // stopped of it. It returns what is left of w. whose says whose answers they are.
 func (t *tracer) accepts(w way, whose string) way {
 	p, endpoint := w.replies(), w.endpoint
+	if t.arrives {
+		p.Near(0)
+	}
 	hooks := []netfilter.Hook{netfilter.Output, netfilter.Postrouting}
 	if t.client.Node {
 		p.Out, hooks = loopback, append(hooks, netfilter.Prerouting, netfilter.Input)
@@ -130,7 +134,7 @@ func (t *tracer) accepts(w way, whose string) way {
 			break
 		}
 	}
-	if w.share >= 1e-9 {
+	if w.answer = (header{p.TTL, p.TOS}); w.share >= 1e-9 {
 		w, stopped = t.goesOn(w, p.ConnMark)
 		ends(stopped)
 	}

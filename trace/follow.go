@@ -35,6 +35,17 @@ type way struct {
 	transparent    bool            // userspace connects from the client's address
 	passed         []passage
 	astray         *netfilter.Step // the rule that gave a packet another zone of conntrack, or kept it from that
+	answer         header          // of the endpoint's answer, as it leaves the endpoint
+}
+
+// header is what a packet's sender may set, and those that forward it see; a TTL of 0 isn't known.
+type header struct{ ttl, tos byte }
+
+// set has a packet come with a header.
+func (h header) set(p *netfilter.Packet) {
+	if h.ttl != 0 {
+		p.TTL, p.TOS = h.ttl, h.tos
+	}
 }
 
 // end says how a way ends.
@@ -492,6 +503,7 @@ func (t *tracer) arrive(in string) {
 			w.packet.Reversed = netfilter.Yes
 		}
 	}
+	t.sent.set(&w.packet)
 	t.pass(w, netfilter.Prerouting, netfilter.Whole, t.received)
 }
 
@@ -638,6 +650,7 @@ func (t *tracer) originate(source netip.Addr) {
 		w.packet.OrigSrc = w.packet.Src
 	}
 	w.packet.Unnamed = t.departs
+	w.packet.Near(0)
 	t.near(&w.packet, &r)
 	if !r.passes() {
 		t.showRoute(w, &r, "the connection fails at once")

@@ -74,3 +74,15 @@ func TestNextHopIsAnotherPod(t *testing.T) {
 		planted{"none", 0, "$IP route del $ENDPOINT/$BITS", "true", true, Forwarded, ""},
 	)
 }
+
+// TestUsedUpTTL: packets end at the node whose TTL, or hop limit, is used up by a rule of their sender's.
+func TestUsedUpTTL(t *testing.T) {
+	lift := "$TABLES -t mangle -F OUTPUT"
+	compareClients(t, service.Families[:],
+		planted{"the endpoint's", 2, "$TABLES -t mangle -A OUTPUT -p tcp -j $TTL-set 1", lift, false, Dropped, "its hop limit (TTL) is used up"},
+		planted{"the endpoint's, lowered", 2, "$TABLES -t mangle -A OUTPUT -p tcp -j $TTL-dec 63", lift, false, Dropped, "its hop limit (TTL) is used up"},
+		planted{"the endpoint's, which suffices", 2, "$TABLES -t mangle -A OUTPUT -p tcp -j $TTL-set 2", lift, true, Forwarded, ""},
+		planted{"the client's", 1, "$TABLES -t mangle -A OUTPUT -p tcp -j $TTL-set 1", lift, false, Refused, "its hop limit (TTL) is used up"},
+		planted{"the client's, which suffices", 1, "$TABLES -t mangle -A OUTPUT -p tcp -j $TTL-set 2", lift, true, Forwarded, ""},
+	)
+}
