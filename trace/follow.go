@@ -886,7 +886,9 @@ func (t *tracer) takes(w way, l *listener) {
 		return
 	}
 	if pid, name := t.host.stopped(l.inode); pid != 0 {
-		t.warn(SeverityError, fmt.Sprintf("the program that listens at %s is stopped, and answers nothing: %s, process %d", l.address, name, pid), "listener "+l.address.String(), fmt.Sprintf("kill -CONT %d, or find out who stopped it", pid))
+		t.finish(w, Dropped, &Finding{SeverityError, fmt.Sprintf("the program that listens at %s takes connections, but is stopped and answers nothing: %s, process %d", l.address, name, pid),
+			"listener " + l.address.String(), fmt.Sprintf("kill -CONT %d, or find out who stopped it", pid)})
+		return
 	}
 	if !w.userspace { // whose own answers don't leave the node
 		w = t.accepts(w, w.endpoint.String()+"'s")

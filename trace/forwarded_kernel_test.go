@@ -1,12 +1,15 @@
 package trace
 
 import (
+	"net"
 	"net/netip"
 	"os"
 	"os/exec"
 	"strings"
 	"testing"
+	"time"
 
+	"golang.org/x/sys/unix"
 	"kproxy.dev/kproxy/kernel/kerneltest"
 	"kproxy.dev/kproxy/service"
 )
@@ -85,4 +88,55 @@ func TestUsedUpTTL(t *testing.T) {
 		planted{"the client's", 1, "$TABLES -t mangle -A OUTPUT -p tcp -j $TTL-set 1", lift, false, Refused, "its hop limit (TTL) is used up"},
 		planted{"the client's, which suffices", 1, "$TABLES -t mangle -A OUTPUT -p tcp -j $TTL-set 2", lift, true, Forwarded, ""},
 	)
+}
+
+// TestStoppedProgram: a program that is stopped (SIGSTOP) takes connections, and answers nothing.
+func TestStoppedProgram(t *testing.T) {
+	n := kerneltest.NewNetwork(t, 2)
+	seen(t, n, 1)
+	sh(t, "iptables -t nat -A PREROUTING -d 10.96.0.10 -p tcp --dport 80 -j DNAT --to-destination 10.2.0.2:9000")
+	var program *exec.Cmd
+	n.On(2, func() {
+		program = exec.Command("socat", "TCP-LISTEN:9000,reuseaddr,fork", "EXEC:cat")
+		if err := program.Start(); err != nil {
+			t.Fatal(err)
+		}
+	})
+	t.Cleanup(func() {
+		_ = program.Process.Kill()
+		_ = program.Wait()
+	})
+	to := netip.MustParseAddrPort("10.96.0.10:80")
+	answered := func() (yes bool) {
+		n.On(1, func() {
+			for began := time.Now(); time.Since(began) < 5*time.Second; time.Sleep(50 * time.Millisecond) {
+				c, err := net.DialTimeout("tcp", to.String(), time.Second)
+				if err != nil {
+					continue // it doesn't listen yet
+				}
+				defer c.Close()
+				_, _ = c.Write([]byte("x\n"))
+				_ = c.SetReadDeadline(time.Now().Add(time.Second))
+				got, err := c.Read(make([]byte, 2))
+				yes = got > 0 && err == nil
+				return
+			}
+			t.Error("nothing takes a connection")
+		})
+		return yes
+	}
+	for _, tt := range []struct {
+		signal  unix.Signal
+		verdict Verdict
+		culprit string
+	}{{unix.SIGCONT, Forwarded, ""}, {unix.SIGSTOP, Dropped, "takes connections, but is stopped and answers nothing"}, {unix.SIGCONT, Forwarded, ""}} {
+		if err := program.Process.Signal(tt.signal); err != nil {
+			t.Fatal(err)
+		}
+		got := answered()
+		r, err := Run(t.Context(), Request{Address: to, Protocol: service.TCP, From: n.Address(service.IPv4, 1)}, nil)
+		if err != nil || got != (tt.verdict == Forwarded) || r.Verdict != tt.verdict || !strings.Contains(r.Culprit, tt.culprit) || tt.culprit == "" && r.Culprit != "" {
+			t.Errorf("%s: answered %t; trace: %v, %s, %q", tt.signal, got, err, r.Verdict, r.Culprit)
+		}
+	}
 }
