@@ -494,7 +494,10 @@ func (t *tracer) arrive(in string) {
 	if t.arrives {
 		w.endpoint = t.req.Address
 	}
-	t.notePrograms(in)
+	if stop := t.notePrograms(in); stop != nil {
+		t.finish(w, Dropped, stop)
+		return
+	}
 	w.packet.Reversed = netfilter.Maybe
 	if back := t.host.route(query{to: t.client.Address}); back.err == nil {
 		t.near(&w.packet, &back)

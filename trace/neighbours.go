@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"math"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -79,37 +80,59 @@ func linksDown() []string {
 	return out
 }
 
-// programsOn names the eBPF programs, filters and emulated networks that get a link's packets before netfilter or behind it, and
-// aren't followed.
-func programsOn(name string) (out []Finding) {
+// programsOn names the eBPF programs, filters and emulated networks that get a link's packets of a family before netfilter or behind
+// it. They aren't followed, but those that drop all are errors.
+func programsOn(name string, f service.Family) (out []Finding) {
 	link, err := netlink.LinkByName(name)
 	if err != nil {
 		return nil
 	}
-	note := func(what, remedy string) {
-		out = append(out, Finding{SeverityNote, fmt.Sprintf("%s of link %s: what it does with packets isn't followed", what, name), "link " + name, remedy})
+	note := func(drops bool, what, remedy string) {
+		severity, does := SeverityNote, "what it does with packets isn't followed"
+		if drops {
+			severity, does = SeverityError, "it drops them all"
+		}
+		out = append(out, Finding{severity, fmt.Sprintf("%s of link %s: %s", what, name, does), "link " + name, remedy})
 	}
 	if x := link.Attrs().Xdp; x != nil && x.Attached {
-		note(fmt.Sprintf("XDP program %d gets the packets", x.ProgId), fmt.Sprintf("bpftool prog show id %d tells whose it is", x.ProgId))
+		note(false, fmt.Sprintf("XDP program %d gets the packets", x.ProgId), fmt.Sprintf("bpftool prog show id %d tells whose it is", x.ProgId))
 	}
 	for i, parent := range []uint32{netlink.HANDLE_MIN_INGRESS, netlink.HANDLE_MIN_EGRESS} {
 		if filters, err := netlink.FilterList(link, parent); err == nil && len(filters) > 0 {
 			side := [...]string{"ingress", "egress"}[i]
-			note(fmt.Sprintf("a filter of tc (%s) gets the packets", side), fmt.Sprintf("tc filter show dev %s %s", name, side))
+			note(dropsAll(filters, f), fmt.Sprintf("a filter of tc (%s) gets the packets", side), fmt.Sprintf("tc filter show dev %s %s", name, side))
 		}
 	}
 	disciplines, _ := netlink.QdiscList(link)
-	if slices.ContainsFunc(disciplines, func(q netlink.Qdisc) bool { return q.Type() == "netem" }) {
-		note("netem delays, loses or changes the packets", "tc qdisc show dev "+name)
+	for _, q := range disciplines {
+		if q, ok := q.(*netlink.Netem); ok {
+			note(q.Loss == math.MaxUint32 && q.Parent == netlink.HANDLE_ROOT, "netem delays, loses or changes the packets", "tc qdisc show dev "+name)
+		}
 	}
 	return out
 }
 
-// notePrograms notes the programs on a link that packets pass.
-func (t *tracer) notePrograms(link string) {
-	for _, f := range t.host.programs(link) {
-		t.warn(f.Severity, f.What, f.Where, f.Remedy)
+// dropsAll reports whether the first of tc's filters that gets a family's packets matches and drops them all.
+func dropsAll(filters []netlink.Filter, f service.Family) bool {
+	types := []uint16{unix.ETH_P_ALL, [2]uint16{service.IPv4: unix.ETH_P_IP, service.IPv6: unix.ETH_P_IPV6}[f]}
+	i := slices.IndexFunc(filters, func(x netlink.Filter) bool { return slices.Contains(types, x.Attrs().Protocol) })
+	if i < 0 {
+		return false
 	}
+	all, ok := filters[i].(*netlink.MatchAll)
+	return ok && len(all.Actions) == 1 && all.Actions[0].Attrs().Action == netlink.TC_ACT_SHOT && all.Actions[0].Type() == "generic"
+}
+
+// notePrograms notes the programs on a link that packets pass, and returns what drops them all; nil if none does.
+func (t *tracer) notePrograms(link string) (stop *Finding) {
+	for _, f := range t.host.programs(link) {
+		if f.Severity == SeverityError {
+			stop = &f
+		} else {
+			t.warn(f.Severity, f.What, f.Where, f.Remedy)
+		}
+	}
+	return stop
 }
 
 // neverUp are kinds of links that modules of the kernel make in every namespace, and IPVS's
@@ -161,7 +184,9 @@ func (t *tracer) noHop(r *route) *Finding {
 		t.warn(SeverityWarning, err.Error(), "links", "")
 		return nil
 	}
-	t.notePrograms(r.link)
+	if stop := t.notePrograms(r.link); stop != nil {
+		return stop
+	}
 	g := t.guest(h.to)
 	other, behind := t.neighbours().behind[h.link]
 	known := h.neighbour&(unix.NUD_REACHABLE|unix.NUD_STALE|unix.NUD_DELAY|unix.NUD_PROBE|unix.NUD_PERMANENT) != 0
