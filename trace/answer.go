@@ -184,6 +184,9 @@ func (t *tracer) wayBack(q query, what, remedy string) (route, Verdict, *Finding
 		if f = t.noHop(&back); f == nil {
 			v, f = t.elsewhere(&back)
 		}
+		if f == nil {
+			v, f = Undetermined, t.askedInVain(&back)
+		}
 	}
 	if f != nil {
 		f.What = what + ": " + f.What

@@ -109,6 +109,10 @@ func (t *tracer) leaves(w way, r *route) {
 		t.finish(w, Dropped, stop)
 		return
 	}
+	if stop := t.askedInVain(r); stop != nil {
+		t.finish(w, Undetermined, stop)
+		return
+	}
 	if s := w.rewrote; s != nil && w.packet.Dst != t.req.Address {
 		to := w.packet.Dst
 		t.finish(w, NotAService, &Finding{SeverityError, fmt.Sprintf("a rule sends the packet to %s instead of %s: %s", to, t.req.Address, s.Text), place(s),

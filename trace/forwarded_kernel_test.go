@@ -78,6 +78,14 @@ func TestNextHopIsAnotherPod(t *testing.T) {
 	)
 }
 
+// TestNeighbourWithoutAsking: an entry that the kernel doesn't check (NUD_NOARP) may be wrong as well.
+func TestNeighbourWithoutAsking(t *testing.T) {
+	compareClients(t, service.Families[:],
+		planted{"wrong", 0, "$IP neigh replace $ENDPOINT lladdr 02:00:00:00:00:99 dev host2 nud noarp", "$IP neigh del $ENDPOINT dev host2", false, Dropped, "the neighbour entry of"},
+		planted{"right", 0, "ping -c 1 -W 2 $ENDPOINT >/dev/null; $IP neigh change $ENDPOINT dev host2 nud noarp", "$IP neigh del $ENDPOINT dev host2", true, Forwarded, ""},
+	)
+}
+
 // TestUsedUpTTL: packets end at the node whose TTL, or hop limit, is used up by a rule of their sender's.
 func TestUsedUpTTL(t *testing.T) {
 	lift := "$TABLES -t mangle -F OUTPUT"

@@ -189,7 +189,7 @@ func (t *tracer) noHop(r *route) *Finding {
 	}
 	g := t.guest(h.to)
 	other, behind := t.neighbours().behind[h.link]
-	known := h.neighbour&(unix.NUD_REACHABLE|unix.NUD_STALE|unix.NUD_DELAY|unix.NUD_PROBE|unix.NUD_PERMANENT) != 0
+	known := h.neighbour&(unix.NUD_REACHABLE|unix.NUD_STALE|unix.NUD_DELAY|unix.NUD_PROBE|unix.NUD_PERMANENT) != 0 || h.neighbour&unix.NUD_NOARP != 0 && !h.silent
 	switch {
 	case h.down:
 		return &Finding{SeverityError, fmt.Sprintf("link %s, by which the packet leaves, is down", h.link), "link " + h.link, "ip link set dev " + h.link + " up"}
@@ -223,11 +223,20 @@ func (t *tracer) noHop(r *route) *Finding {
 			f.Remedy = remedyARP
 		}
 		return f
-	case h.neighbour&unix.NUD_FAILED != 0: // from before it was there, or it still is so
-		t.warn(SeverityWarning, fmt.Sprintf("the kernel has asked for %s on %s in vain, although %s has it", h.to, h.link, g.path),
-			fmt.Sprintf("neighbour %s on %s (FAILED)", h.to, h.link), "if this lasts, "+remedyARP)
 	}
 	return nil
+}
+
+// askedInVain says that the next host by a route hasn't answered for its address, and has it: from before it was there, or it still
+// is so; nil if it has answered, or isn't seen.
+func (t *tracer) askedInVain(r *route) *Finding {
+	h, err := t.host.hop(r)
+	g := t.guest(h.to)
+	if err != nil || h.neighbour&unix.NUD_FAILED == 0 || g == nil {
+		return nil
+	}
+	return &Finding{SeverityError, fmt.Sprintf("the kernel has asked for %s on %s in vain, although %s has it: whether it answers by now isn't known", h.to, h.link, g.path),
+		fmt.Sprintf("neighbour %s on %s (FAILED)", h.to, h.link), "if this lasts, " + remedyARP}
 }
 
 // remedyARP is for hosts that are there and can't be found out of sight of IP's rules.
@@ -277,6 +286,9 @@ func (t *tracer) unreached(p netfilter.Packet, r *route) (Verdict, *Finding) {
 			f.What += "; " + down
 		}
 		return Dropped, f
+	}
+	if f := t.askedInVain(r); f != nil {
+		return Undetermined, f
 	}
 	if v, f := t.elsewhere(r); f != nil {
 		return v, f
