@@ -244,8 +244,16 @@ func (t *tracer) goesOn(w way, connMark uint32) (way, []end) {
 	if w.userspace && !w.packet.Redirected {
 		who = fmt.Sprintf("kproxy's "+later, w.endpoint)
 	}
-	left, stopped := t.passesAgain(w, connMark, who)
+	left, stopped := t.passesAgain(w, connMark, false, who)
 	if t.req.Protocol == service.TCP {
+		if data, _ := t.passesAgain(w, connMark, true, who); data.share > left.share {
+			for i := range stopped {
+				if e := &stopped[i]; e.verdict == Dropped {
+					e.verdict = Undetermined
+					e.stop.What += "; data that the client sends pass, or may, and complete it as well"
+				}
+			}
+		}
 		return left, stopped
 	}
 	for _, e := range stopped {
@@ -257,8 +265,8 @@ func (t *tracer) goesOn(w way, connMark uint32) (way, []end) {
 }
 
 // passesAgain follows a later packet of w's connection through the hooks that its first one passed: what is left of w, and what
-// is stopped. who says whose it is.
-func (t *tracer) passesAgain(w way, connMark uint32, who string) (way, []end) {
+// is stopped. who says whose it is; it may carry data.
+func (t *tracer) passesAgain(w way, connMark uint32, data bool, who string) (way, []end) {
 	var out []end
 	var p netfilter.Packet
 	for i, at := range w.passed {
@@ -268,7 +276,7 @@ func (t *tracer) passesAgain(w way, connMark uint32, who string) (way, []end) {
 			first.State, first.Zone, first.Mark, first.ConnMark = p.State, p.Zone, p.Mark, p.ConnMark
 		}
 		p = first
-		p.Later, p.DNAT, p.SNAT, p.DstDone, p.SrcDone = true, w.packet.DNAT, w.packet.SNAT, true, true
+		p.Later, p.Data, p.DNAT, p.SNAT, p.DstDone, p.SrcDone = true, data, w.packet.DNAT, w.packet.SNAT, true, true
 		if p.Mark != at.before.Mark {
 			if stop := t.turnsOff(w, p, at, who); stop != nil {
 				out = append(out, end{w, Dropped, stop})

@@ -148,3 +148,13 @@ func TestStoppedProgram(t *testing.T) {
 		}
 	}
 }
+
+// TestBareAcknowledgement: a client that sends first acknowledges the answer by its data, so that a rule for packets without doesn't keep it out.
+func TestBareAcknowledgement(t *testing.T) {
+	lift := "$TABLES -t mangle -F PREROUTING"
+	compareClients(t, service.Families[:],
+		planted{"by its length", 0, "$TABLES -t mangle -A PREROUTING -i host1 -p tcp -m length --length $ACK -j DROP", lift, true, Undetermined, "data"},
+		planted{"by its flags", 0, "$TABLES -t mangle -A PREROUTING -i host1 -p tcp --tcp-flags ALL ACK -j DROP", lift, true, Undetermined, "data"},
+		planted{"any", 0, "$TABLES -t mangle -A PREROUTING -i host1 -p tcp ! --syn -j DROP", lift, false, Dropped, "completes the handshake"},
+	)
+}
