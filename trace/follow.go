@@ -625,10 +625,15 @@ func (t *tracer) noRoute(r *route) *Finding {
 	if down := t.downLinks(); down != "" {
 		f.What += "; " + down
 	}
-	if off := t.host.disabled(service.FamilyOf(r.to)); off != "" {
+	t.nameOff(f, r.to)
+	return f
+}
+
+// nameOff adds to what is found about a missing route that IPv6 is off, where it is.
+func (t *tracer) nameOff(f *Finding, to netip.Addr) {
+	if off := t.host.disabled(service.FamilyOf(to)); off != "" {
 		f.What, f.Remedy = f.What+"; IPv6 is off: "+off+" = 1", "sysctl -w "+off+"=0, then add the addresses and routes again, which that took away"
 	}
-	return f
 }
 
 // deliver follows what is delivered to this node: IPVS takes it behind the rules

@@ -86,6 +86,15 @@ func TestNeighbourWithoutAsking(t *testing.T) {
 	)
 }
 
+// TestIPv6IsOff: a link on which IPv6 is off has no routes, and packets for what is behind it leave by the default route.
+func TestIPv6IsOff(t *testing.T) {
+	compareClients(t, []service.Family{service.IPv6},
+		planted{"on the endpoint's link", 0, "sysctl -qw net.ipv6.conf.host2.disable_ipv6=1", "sysctl -qw net.ipv6.conf.host2.disable_ipv6=0; ip -6 addr add fd00:2::1/64 dev host2 nodad", false, Dropped,
+			"IPv6 is off: net.ipv6.conf.host2.disable_ipv6 = 1"},
+		planted{"no more", 0, "true", "true", true, Forwarded, ""},
+	)
+}
+
 // TestUsedUpTTL: packets end at the node whose TTL, or hop limit, is used up by a rule of their sender's.
 func TestUsedUpTTL(t *testing.T) {
 	lift := "$TABLES -t mangle -F OUTPUT"

@@ -279,12 +279,13 @@ func (t *tracer) unreached(p netfilter.Packet, r *route) (Verdict, *Finding) {
 		return Dropped, f
 	}
 	e, g := t.planned(to), t.guest(to.Addr())
-	if e != nil && e.Local && t.host.throughDefault(r.query) {
+	if (e != nil && e.Local || g != nil && g.veth && g.by != r.link) && t.host.throughDefault(r.query) {
 		f := &Finding{SeverityError, fmt.Sprintf("the route to %s is missing: it is on this node, but packets for it leave by the default route, on %s", to.Addr(), r.link),
 			r.command(), t.routeRemedy(to.Addr())}
 		if down := t.downLinks(); down != "" {
 			f.What += "; " + down
 		}
+		t.nameOff(f, to.Addr())
 		return Dropped, f
 	}
 	if f := t.askedInVain(r); f != nil {
