@@ -215,6 +215,8 @@ func (t *tracer) noHop(r *route) *Finding {
 		}
 		return &Finding{SeverityError, fmt.Sprintf("the neighbour entry of %s on %s is wrong: packets are addressed to %s, but %s has %s", h.to, h.link, h.mac, g.link, strings.Join(g.macs, ", ")),
 			fmt.Sprintf("neighbour %s on %s (%s)", h.to, h.link, neighbourText(h.neighbour)), fmt.Sprintf("ip neigh del %s dev %s", h.to, h.link)}
+	case t.twin(g):
+		return nil
 	case h.neighbour&unix.NUD_INCOMPLETE != 0 || h.neighbour&unix.NUD_FAILED != 0 && g == nil:
 		f := &Finding{SeverityError, fmt.Sprintf("no host on %s answers for %s: the kernel asks (ARP, neighbour discovery) in vain", h.link, h.to),
 			fmt.Sprintf("neighbour %s on %s (%s)", h.to, h.link, neighbourText(h.neighbour)), "look whether the pod or host is there, and has this address"}
@@ -232,11 +234,20 @@ func (t *tracer) noHop(r *route) *Finding {
 func (t *tracer) askedInVain(r *route) *Finding {
 	h, err := t.host.hop(r)
 	g := t.guest(h.to)
-	if err != nil || h.neighbour&unix.NUD_FAILED == 0 || g == nil {
+	if err != nil || h.neighbour&unix.NUD_FAILED == 0 || g == nil || t.twin(g) {
 		return nil
 	}
 	return &Finding{SeverityError, fmt.Sprintf("the kernel has asked for %s on %s in vain, although %s has it: whether it answers by now isn't known", h.to, h.link, g.path),
 		fmt.Sprintf("neighbour %s on %s (FAILED)", h.to, h.link), "if this lasts, " + remedyARP}
+}
+
+// twin reports whether the client's gateway has the client's address as well, and so doesn't answer it (ownSource says that).
+func (t *tracer) twin(g *guest) bool {
+	if !t.departs || g == nil || t.client.Address.Is6() {
+		return false
+	}
+	_, own := g.own[t.client.Address]
+	return own
 }
 
 // remedyARP is for hosts that are there and can't be found out of sight of IP's rules.
