@@ -95,6 +95,44 @@ func TestIPv6IsOff(t *testing.T) {
 	)
 }
 
+// TestForeignSource: a rule gives packets a source that isn't the node's, and the endpoint's network may lead answers to it elsewhere.
+func TestForeignSource(t *testing.T) {
+	compareClients(t, []service.Family{service.IPv4},
+		planted{"the node gets the answers", 0, "iptables -t nat -A POSTROUTING -o host2 -j SNAT --to-source 192.0.2.9", "true", true, Forwarded, ""},
+		planted{"nobody gets them", 2, "ip route add blackhole 192.0.2.9", "true", false, Dropped, "no way to 192.0.2.9"},
+	)
+	n := kerneltest.NewNetwork(t, 2) // where the endpoint's namespace isn't seen
+	n.Serve(2, "b", 9000)
+	n.On(2, func() { sh(t, "ip route add blackhole 192.0.2.9") })
+	sh(t, "iptables -t nat -A PREROUTING -d 10.96.0.10 -p tcp --dport 80 -j DNAT --to-destination 10.2.0.2:9000", "iptables -t nat -A POSTROUTING -o host2 -j SNAT --to-source 192.0.2.9")
+	to := netip.MustParseAddrPort("10.96.0.10:80")
+	_, _, failed := n.Ask(1, service.TCP, to)
+	r, err := Run(t.Context(), Request{Address: to, Protocol: service.TCP, From: n.Address(service.IPv4, 1)}, nil)
+	if failed == nil || err != nil || r.Verdict != Undetermined || !strings.Contains(r.Culprit, "whether answers to it come back here isn't known") {
+		t.Errorf("packets: %v; trace: %v, %s, %q", failed, err, r.Verdict, r.Culprit)
+	}
+}
+
+// TestHairpinIsMasqueraded: a pod reaches itself by a service, unless a rule accepts the packet before the one that masquerades it.
+func TestHairpinIsMasqueraded(t *testing.T) {
+	n := kerneltest.NewNetwork(t, 1)
+	n.Serve(1, "b", 9000)
+	seen(t, n, 1)
+	sh(t, "iptables -t nat -A PREROUTING -d 10.96.0.10 -p tcp --dport 80 -j DNAT --to-destination 10.1.0.2:9000", "iptables -t nat -A POSTROUTING -s 10.1.0.2 -d 10.1.0.2 -j MASQUERADE")
+	to := netip.MustParseAddrPort("10.96.0.10:80")
+	for _, want := range []struct {
+		verdict Verdict
+		culprit string
+	}{{Forwarded, ""}, {Dropped, "accepts the packet before kproxy's do: -A POSTROUTING -s 10.1.0.0/16 -j ACCEPT"}} {
+		_, _, failed := n.Ask(1, service.TCP, to)
+		r, err := Run(t.Context(), Request{Address: to, Protocol: service.TCP, From: n.Address(service.IPv4, 1)}, nil)
+		if (failed == nil) != (want.verdict == Forwarded) || err != nil || r.Verdict != want.verdict || !strings.Contains(r.Culprit, want.culprit) {
+			t.Errorf("packets: %v; trace: %v, %s, %q, want %s", failed, err, r.Verdict, r.Culprit, want.verdict)
+		}
+		sh(t, "iptables -t nat -I POSTROUTING -s 10.1.0.0/16 -j ACCEPT")
+	}
+}
+
 // TestUsedUpTTL: packets end at the node whose TTL, or hop limit, is used up by a rule of their sender's.
 func TestUsedUpTTL(t *testing.T) {
 	lift := "$TABLES -t mangle -F OUTPUT"
