@@ -57,6 +57,9 @@ func compareClients(t *testing.T, families []service.Family, all ...planted) {
 			run(tt.on, tt.plant)
 			to := netip.MustParseAddrPort([2]string{service.IPv4: "10.96.0.10:80", service.IPv6: "[fd00:96::10]:80"}[f])
 			_, _, failed := n.Ask(1, service.TCP, to)
+			for i := 0; i < 3 && failed != nil && tt.answered; i++ { // on a busy machine
+				_, _, failed = n.Ask(1, service.TCP, to)
+			}
 			r, err := Run(t.Context(), Request{Address: to, Protocol: service.TCP, From: n.Address(f, 1)}, nil)
 			if (failed == nil) != tt.answered || err != nil || r.Verdict != tt.verdict || !strings.Contains(r.Culprit, tt.culprit) || (tt.culprit == "") != (r.Culprit == "") {
 				t.Errorf("%s, %s: packets: %v; trace: %v, %s, %q, want %s and %q", f, tt.name, failed, err, r.Verdict, r.Culprit, tt.verdict, tt.culprit)
