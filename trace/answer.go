@@ -42,6 +42,7 @@ func (t *tracer) answer(w way, r *route) []end {
 	p := w.replies()
 	p.In = in
 	t.near(&p, r)
+	w.answer.set(&p)
 	if home {
 		p.Holder = netfilter.Socket{Found: true, Transparent: w.transparent}
 	}
@@ -59,10 +60,10 @@ func (t *tracer) answer(w way, r *route) []end {
 		if h == netfilter.Forward {
 			q := t.host.query(&p)
 			q.to, q.from, q.in = t.client.Address, endpoint.Addr(), in
-			back, stop := t.wayBack(q, fmt.Sprintf("the answers of %s don't come back", q.from),
+			back, v, stop := t.wayBack(q, fmt.Sprintf("the answers of %s don't come back", q.from),
 				fmt.Sprintf("look at the routes (ip route show to match %s, ip rule) for what comes from %s", q.to, q.from))
 			if stop != nil {
-				return append(out, end{w, Dropped, stop})
+				return append(out, end{w, v, stop})
 			}
 			if stop := t.aside(&back, "the answers of "+endpoint.Addr().String()); stop != nil {
 				return append(out, end{w, Undetermined, stop})
@@ -94,6 +95,9 @@ func (t *tracer) answer(w way, r *route) []end {
 // stopped of it. It returns what is left of w. whose says whose answers they are.
 func (t *tracer) accepts(w way, whose string) way {
 	p, endpoint := w.replies(), w.endpoint
+	if t.arrives {
+		p.Near(0)
+	}
 	hooks := []netfilter.Hook{netfilter.Output, netfilter.Postrouting}
 	if t.client.Node {
 		p.Out, hooks = loopback, append(hooks, netfilter.Prerouting, netfilter.Input)
@@ -102,8 +106,7 @@ func (t *tracer) accepts(w way, whose string) way {
 		if q.to, q.in = t.client.Address, ""; !t.host.local(q.from) {
 			q.from = netip.Addr{}
 		}
-		back, stop := t.wayBack(q, whose+" answers don't get to the client", "")
-		v := Dropped
+		back, v, stop := t.wayBack(q, whose+" answers don't get to the client", "")
 		if stop == nil {
 			v, stop = Undetermined, t.aside(&back, whose+" answers")
 		}
@@ -131,7 +134,7 @@ func (t *tracer) accepts(w way, whose string) way {
 			break
 		}
 	}
-	if w.share >= 1e-9 {
+	if w.answer = (header{p.TTL, p.TOS}); w.share >= 1e-9 {
 		w, stopped = t.goesOn(w, p.ConnMark)
 		ends(stopped)
 	}
@@ -172,18 +175,23 @@ func (t *tracer) notDelivered(p *netfilter.Packet) *Finding {
 		"look whether kproxy's rules mark them (iptables -t mangle -S KPROXY-PREROUTING, or nft list chain ip kproxy prerouting), and whether the mark leads to kproxy's table of routes (ip rule); kproxy repairs what is its own"}
 }
 
-// wayBack asks for an answer's route to the client, and says why the answer doesn't get there; nil
+// wayBack asks for an answer's route to the client, and says why the answer doesn't get there, and what becomes of it; nil
 // if it does. The remedy is for a missing route; empty for the usual one.
-func (t *tracer) wayBack(q query, what, remedy string) (route, *Finding) {
+func (t *tracer) wayBack(q query, what, remedy string) (route, Verdict, *Finding) {
 	back := t.host.route(q)
-	f := &Finding{SeverityError, fmt.Sprintf("no way to %s: %s", back.to, back.failure()), back.command(), cmp.Or(remedy, t.routeRemedy(back.to))}
+	v, f := Dropped, &Finding{SeverityError, fmt.Sprintf("no way to %s: %s", back.to, back.failure()), back.command(), cmp.Or(remedy, t.routeRemedy(back.to))}
 	if back.passes() {
-		f = t.noHop(&back)
+		if f = t.noHop(&back); f == nil {
+			v, f = t.elsewhere(&back)
+		}
+		if f == nil {
+			v, f = Undetermined, t.askedInVain(&back)
+		}
 	}
 	if f != nil {
 		f.What = what + ": " + f.What
 	}
-	return back, f
+	return back, v, f
 }
 
 // aside says that answers leave by another link than the client's packets come in on, so that only those who know the network
@@ -236,8 +244,16 @@ func (t *tracer) goesOn(w way, connMark uint32) (way, []end) {
 	if w.userspace && !w.packet.Redirected {
 		who = fmt.Sprintf("kproxy's "+later, w.endpoint)
 	}
-	left, stopped := t.passesAgain(w, connMark, who)
+	left, stopped := t.passesAgain(w, connMark, false, who)
 	if t.req.Protocol == service.TCP {
+		if data, _ := t.passesAgain(w, connMark, true, who); data.share > left.share {
+			for i := range stopped {
+				if e := &stopped[i]; e.verdict == Dropped {
+					e.verdict = Undetermined
+					e.stop.What += "; data that the client sends pass, or may, and complete it as well"
+				}
+			}
+		}
 		return left, stopped
 	}
 	for _, e := range stopped {
@@ -249,8 +265,8 @@ func (t *tracer) goesOn(w way, connMark uint32) (way, []end) {
 }
 
 // passesAgain follows a later packet of w's connection through the hooks that its first one passed: what is left of w, and what
-// is stopped. who says whose it is.
-func (t *tracer) passesAgain(w way, connMark uint32, who string) (way, []end) {
+// is stopped. who says whose it is; it may carry data.
+func (t *tracer) passesAgain(w way, connMark uint32, data bool, who string) (way, []end) {
 	var out []end
 	var p netfilter.Packet
 	for i, at := range w.passed {
@@ -260,7 +276,7 @@ func (t *tracer) passesAgain(w way, connMark uint32, who string) (way, []end) {
 			first.State, first.Zone, first.Mark, first.ConnMark = p.State, p.Zone, p.Mark, p.ConnMark
 		}
 		p = first
-		p.Later, p.DNAT, p.SNAT, p.DstDone, p.SrcDone = true, w.packet.DNAT, w.packet.SNAT, true, true
+		p.Later, p.Data, p.DNAT, p.SNAT, p.DstDone, p.SrcDone = true, data, w.packet.DNAT, w.packet.SNAT, true, true
 		if p.Mark != at.before.Mark {
 			if stop := t.turnsOff(w, p, at, who); stop != nil {
 				out = append(out, end{w, Dropped, stop})

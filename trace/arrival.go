@@ -51,7 +51,7 @@ func (t *tracer) visitEndpoint(w way, r *route) way {
 	for _, e := range there.ends {
 		share := all.share * e.share
 		if e.stop == nil { // also of what goes on to where nothing is seen
-			w.share += share
+			w.share, w.answer = w.share+share, e.answer
 			if w.certain = w.certain && e.certain; w.doubt == "" {
 				w.doubt = e.doubt
 			}

@@ -1,10 +1,13 @@
 package trace
 
 import (
+	"errors"
+	"net"
 	"net/netip"
 	"os/exec"
 	"strings"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 	"kproxy.dev/kproxy/kernel/kerneltest"
@@ -52,18 +55,23 @@ func TestFullQueue(t *testing.T) {
 			t.Errorf("%s, %q, %v; want %s and %q", r.Verdict, r.Culprit, err, want, words)
 		}
 	}
+	connects := func() (yes bool) {
+		n.On(1, func() {
+			c, err := net.DialTimeout("tcp", req.Address.String(), 700*time.Millisecond)
+			if yes = err == nil; yes {
+				t.Cleanup(func() { c.Close() })
+			}
+		})
+		return yes
+	}
 	look(Forwarded, "")
-	n.On(2, func() {
-		fd, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM, 0)
-		if err != nil {
-			t.Fatal(err)
-		}
-		t.Cleanup(func() { unix.Close(fd) })
-		if err := unix.Connect(fd, &unix.SockaddrInet4{Addr: [4]byte{127, 0, 0, 1}, Port: 9000}); err != nil {
-			t.Fatal(err)
-		}
-	})
+	if !connects() {
+		t.Error("the first client isn't taken")
+	}
 	look(Dropped, "doesn't accept connections: 1 of 0 wait already")
+	if connects() {
+		t.Error("a client is taken beyond what the queue has room for")
+	}
 }
 
 // TestClientsAddressOnTheNode: the kernel drops what comes in from an address that it has itself.
@@ -81,7 +89,11 @@ func TestClientsAddressOnTheNode(t *testing.T) {
 	if path == "" {
 		t.Fatal("the client's namespace isn't found")
 	}
-	r, err := Run(t.Context(), Request{Address: netip.MustParseAddrPort("10.96.0.10:80"), Protocol: service.TCP, Netns: path}, nil)
+	to := netip.MustParseAddrPort("10.96.0.10:80")
+	if _, _, err := n.Ask(1, service.TCP, to); !errors.Is(err, kerneltest.ErrTimeout) {
+		t.Errorf("packets: %v", err)
+	}
+	r, err := Run(t.Context(), Request{Address: to, Protocol: service.TCP, Netns: path}, nil)
 	if err != nil || r.Verdict != Dropped || !strings.Contains(r.Culprit, "also an address of its own, on link lo") {
 		t.Errorf("%s, %q, %v", r.Verdict, r.Culprit, err)
 	}

@@ -27,42 +27,47 @@ func Depart(ctx context.Context, req Request) (Result, error) {
 	}
 	defer s.close()
 	s.neighbours = func() (neighbourhood, error) { return neighbourhood{}, nil } // they are the node's to see
-	r := depart(req, s)
+	r, _ := depart(req, s)
 	r.Namespace = spaceName()
 	return r, nil
 }
 
-func depart(req Request, s *hostState) Result {
+// depart returns what becomes of the packet in its client's namespace, and what it leaves that with.
+func depart(req Request, s *hostState) (Result, header) {
 	t := newTracer(req, nil, s)
 	t.departs = true
 	t.follow()
 	t.req.From = t.client.Address
-	return t.result()
+	sent := header{}
+	for _, e := range t.ends {
+		if e.verdict == Leaves {
+			sent = header{e.packet.TTL, e.packet.TOS}
+		}
+	}
+	return t.result(), sent
 }
 
-// departure returns what becomes of the packet in the client's namespace, and where that is; nil if that can't be told from here.
-func (t *tracer) departure() (first *Result, where string) {
+// departure follows the packet in the client's namespace, where that is seen from here.
+func (t *tracer) departure() {
 	if t.client.Node || t.req.Every || t.req.AnyClient {
-		return nil, ""
+		return
 	}
 	path := t.req.Netns
 	if path == "" {
 		g := t.guest(t.req.From)
 		if g == nil {
-			return nil, ""
+			return
 		}
 		path = g.path
 	}
-	where = "network namespace " + path + ", where the client is"
+	t.where = "network namespace " + path + ", where the client is"
 	err := t.host.visit(path, func(s *hostState) {
-		r := depart(Request{Address: t.req.Address, Protocol: t.req.Protocol, From: t.req.From}, s)
-		first = &r
+		r, sent := depart(Request{Address: t.req.Address, Protocol: t.req.Protocol, From: t.req.From}, s)
+		t.departed, t.sent = &r, sent
 	})
 	if err != nil {
-		t.warn(SeverityNote, fmt.Sprintf("the packet isn't followed in %s: %v", where, err), "", "")
-		return nil, ""
+		t.warn(SeverityNote, fmt.Sprintf("the packet isn't followed in %s: %v", t.where, err), "", "")
 	}
-	return first, where
 }
 
 // After puts first, which is what becomes of the packet in the client's own network namespace, before r, which is what
@@ -102,6 +107,10 @@ func (f Finding) in(where string) Finding {
 func (t *tracer) leaves(w way, r *route) {
 	if stop := t.noHop(r); stop != nil {
 		t.finish(w, Dropped, stop)
+		return
+	}
+	if stop := t.askedInVain(r); stop != nil {
+		t.finish(w, Undetermined, stop)
 		return
 	}
 	if s := w.rewrote; s != nil && w.packet.Dst != t.req.Address {

@@ -35,6 +35,17 @@ type way struct {
 	transparent    bool            // userspace connects from the client's address
 	passed         []passage
 	astray         *netfilter.Step // the rule that gave a packet another zone of conntrack, or kept it from that
+	answer         header          // of the endpoint's answer, as it leaves the endpoint
+}
+
+// header is what a packet's sender may set, and those that forward it see; a TTL of 0 isn't known.
+type header struct{ ttl, tos byte }
+
+// set has a packet come with a header.
+func (h header) set(p *netfilter.Packet) {
+	if h.ttl != 0 {
+		p.TTL, p.TOS = h.ttl, h.tos
+	}
 }
 
 // end says how a way ends.
@@ -483,7 +494,10 @@ func (t *tracer) arrive(in string) {
 	if t.arrives {
 		w.endpoint = t.req.Address
 	}
-	t.notePrograms(in)
+	if stop := t.notePrograms(in); stop != nil {
+		t.finish(w, Dropped, stop)
+		return
+	}
 	w.packet.Reversed = netfilter.Maybe
 	if back := t.host.route(query{to: t.client.Address}); back.err == nil {
 		t.near(&w.packet, &back)
@@ -492,6 +506,7 @@ func (t *tracer) arrive(in string) {
 			w.packet.Reversed = netfilter.Yes
 		}
 	}
+	t.sent.set(&w.packet)
 	t.pass(w, netfilter.Prerouting, netfilter.Whole, t.received)
 }
 
@@ -610,10 +625,15 @@ func (t *tracer) noRoute(r *route) *Finding {
 	if down := t.downLinks(); down != "" {
 		f.What += "; " + down
 	}
-	if off := t.host.disabled(service.FamilyOf(r.to)); off != "" {
+	t.nameOff(f, r.to)
+	return f
+}
+
+// nameOff adds to what is found about a missing route that IPv6 is off, where it is.
+func (t *tracer) nameOff(f *Finding, to netip.Addr) {
+	if off := t.host.disabled(service.FamilyOf(to)); off != "" {
 		f.What, f.Remedy = f.What+"; IPv6 is off: "+off+" = 1", "sysctl -w "+off+"=0, then add the addresses and routes again, which that took away"
 	}
-	return f
 }
 
 // deliver follows what is delivered to this node: IPVS takes it behind the rules
@@ -638,6 +658,7 @@ func (t *tracer) originate(source netip.Addr) {
 		w.packet.OrigSrc = w.packet.Src
 	}
 	w.packet.Unnamed = t.departs
+	w.packet.Near(0)
 	t.near(&w.packet, &r)
 	if !r.passes() {
 		t.showRoute(w, &r, "the connection fails at once")
@@ -873,7 +894,9 @@ func (t *tracer) takes(w way, l *listener) {
 		return
 	}
 	if pid, name := t.host.stopped(l.inode); pid != 0 {
-		t.warn(SeverityError, fmt.Sprintf("the program that listens at %s is stopped, and answers nothing: %s, process %d", l.address, name, pid), "listener "+l.address.String(), fmt.Sprintf("kill -CONT %d, or find out who stopped it", pid))
+		t.finish(w, Dropped, &Finding{SeverityError, fmt.Sprintf("the program that listens at %s takes connections, but is stopped and answers nothing: %s, process %d", l.address, name, pid),
+			"listener " + l.address.String(), fmt.Sprintf("kill -CONT %d, or find out who stopped it", pid)})
+		return
 	}
 	if !w.userspace { // whose own answers don't leave the node
 		w = t.accepts(w, w.endpoint.String()+"'s")

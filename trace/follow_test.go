@@ -143,7 +143,7 @@ func TestFollow(t *testing.T) {
 		{"userspace has nobody", "10.1.0.2", func(c *scene) { c.rules, c.listening = toUserspace, []string{"0.0.0.0:10244"} }, forecasts(onePlan(plan.Userspace), ""), Refused, []string{"no endpoint that takes connections"}, nil},
 		{"userspace, and OUTPUT drops", "10.1.0.2", func(c *scene) {
 			c.rules, c.listening = toUserspace+filterRule("-A OUTPUT -p tcp -m tcp --dport 9000 -j DROP"), []string{"0.0.0.0:10244"}
-		}, forecasts(onePlan(plan.Userspace), "", 0.5, 0.5), Dropped, []string{"chain OUTPUT"}, nil},
+		}, forecasts(onePlan(plan.Userspace), "", 0.5, 0.5), Dropped, []string{"chain OUTPUT", "kproxy gives up after a while, and resets the client's connection"}, nil},
 		{"an endpoint on this node", "10.1.0.2", func(c *scene) {
 			c.rules, c.listening, c.local = toEndpoints, []string{"0.0.0.0:9000"}, append(c.local, "10.2.0.3")
 		}, nil, Forwarded, nil, map[string]float64{"10.2.0.2:9000": 0.5, "10.2.0.3:9000": 0.5}},

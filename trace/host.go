@@ -81,7 +81,8 @@ func readHost(ctx context.Context, f service.Family, proxy *Proxy) (*hostState, 
 	return &hostState{
 		addresses: own, route: askRoute, walk: tables.Walk, rules: tables.Rules, listener: listenerFor, stopped: stoppedOwner, disabled: disabled,
 		forwarding: forwardingOff, reversePath: checkReversePath, conntrack: conntrack.Use, notes: tables.Notes,
-		hop: readHop, hops: nextHops, uplink: uplink, byPorts: rulesByPorts(f), throughDefault: throughDefault, linksDown: linksDown, programs: programsOn,
+		hop: readHop, hops: nextHops, uplink: uplink, byPorts: rulesByPorts(f), throughDefault: throughDefault, linksDown: linksDown,
+		programs: func(link string) []Finding { return programsOn(link, f) },
 		bridge: func(link string) *bridge {
 			if !tables.BelowIP() {
 				return nil

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"math"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -79,37 +80,59 @@ func linksDown() []string {
 	return out
 }
 
-// programsOn names the eBPF programs, filters and emulated networks that get a link's packets before netfilter or behind it, and
-// aren't followed.
-func programsOn(name string) (out []Finding) {
+// programsOn names the eBPF programs, filters and emulated networks that get a link's packets of a family before netfilter or behind
+// it. They aren't followed, but those that drop all are errors.
+func programsOn(name string, f service.Family) (out []Finding) {
 	link, err := netlink.LinkByName(name)
 	if err != nil {
 		return nil
 	}
-	note := func(what, remedy string) {
-		out = append(out, Finding{SeverityNote, fmt.Sprintf("%s of link %s: what it does with packets isn't followed", what, name), "link " + name, remedy})
+	note := func(drops bool, what, remedy string) {
+		severity, does := SeverityNote, "what it does with packets isn't followed"
+		if drops {
+			severity, does = SeverityError, "it drops them all"
+		}
+		out = append(out, Finding{severity, fmt.Sprintf("%s of link %s: %s", what, name, does), "link " + name, remedy})
 	}
 	if x := link.Attrs().Xdp; x != nil && x.Attached {
-		note(fmt.Sprintf("XDP program %d gets the packets", x.ProgId), fmt.Sprintf("bpftool prog show id %d tells whose it is", x.ProgId))
+		note(false, fmt.Sprintf("XDP program %d gets the packets", x.ProgId), fmt.Sprintf("bpftool prog show id %d tells whose it is", x.ProgId))
 	}
 	for i, parent := range []uint32{netlink.HANDLE_MIN_INGRESS, netlink.HANDLE_MIN_EGRESS} {
 		if filters, err := netlink.FilterList(link, parent); err == nil && len(filters) > 0 {
 			side := [...]string{"ingress", "egress"}[i]
-			note(fmt.Sprintf("a filter of tc (%s) gets the packets", side), fmt.Sprintf("tc filter show dev %s %s", name, side))
+			note(dropsAll(filters, f), fmt.Sprintf("a filter of tc (%s) gets the packets", side), fmt.Sprintf("tc filter show dev %s %s", name, side))
 		}
 	}
 	disciplines, _ := netlink.QdiscList(link)
-	if slices.ContainsFunc(disciplines, func(q netlink.Qdisc) bool { return q.Type() == "netem" }) {
-		note("netem delays, loses or changes the packets", "tc qdisc show dev "+name)
+	for _, q := range disciplines {
+		if q, ok := q.(*netlink.Netem); ok {
+			note(q.Loss == math.MaxUint32 && q.Parent == netlink.HANDLE_ROOT, "netem delays, loses or changes the packets", "tc qdisc show dev "+name)
+		}
 	}
 	return out
 }
 
-// notePrograms notes the programs on a link that packets pass.
-func (t *tracer) notePrograms(link string) {
-	for _, f := range t.host.programs(link) {
-		t.warn(f.Severity, f.What, f.Where, f.Remedy)
+// dropsAll reports whether the first of tc's filters that gets a family's packets matches and drops them all.
+func dropsAll(filters []netlink.Filter, f service.Family) bool {
+	types := []uint16{unix.ETH_P_ALL, [2]uint16{service.IPv4: unix.ETH_P_IP, service.IPv6: unix.ETH_P_IPV6}[f]}
+	i := slices.IndexFunc(filters, func(x netlink.Filter) bool { return slices.Contains(types, x.Attrs().Protocol) })
+	if i < 0 {
+		return false
 	}
+	all, ok := filters[i].(*netlink.MatchAll)
+	return ok && len(all.Actions) == 1 && all.Actions[0].Attrs().Action == netlink.TC_ACT_SHOT && all.Actions[0].Type() == "generic"
+}
+
+// notePrograms notes the programs on a link that packets pass, and returns what drops them all; nil if none does.
+func (t *tracer) notePrograms(link string) (stop *Finding) {
+	for _, f := range t.host.programs(link) {
+		if f.Severity == SeverityError {
+			stop = &f
+		} else {
+			t.warn(f.Severity, f.What, f.Where, f.Remedy)
+		}
+	}
+	return stop
 }
 
 // neverUp are kinds of links that modules of the kernel make in every namespace, and IPVS's
@@ -161,10 +184,12 @@ func (t *tracer) noHop(r *route) *Finding {
 		t.warn(SeverityWarning, err.Error(), "links", "")
 		return nil
 	}
-	t.notePrograms(r.link)
+	if stop := t.notePrograms(r.link); stop != nil {
+		return stop
+	}
 	g := t.guest(h.to)
 	other, behind := t.neighbours().behind[h.link]
-	known := h.neighbour&(unix.NUD_REACHABLE|unix.NUD_STALE|unix.NUD_DELAY|unix.NUD_PROBE|unix.NUD_PERMANENT) != 0
+	known := h.neighbour&(unix.NUD_REACHABLE|unix.NUD_STALE|unix.NUD_DELAY|unix.NUD_PROBE|unix.NUD_PERMANENT) != 0 || h.neighbour&unix.NUD_NOARP != 0 && !h.silent
 	switch {
 	case h.down:
 		return &Finding{SeverityError, fmt.Sprintf("link %s, by which the packet leaves, is down", h.link), "link " + h.link, "ip link set dev " + h.link + " up"}
@@ -190,6 +215,8 @@ func (t *tracer) noHop(r *route) *Finding {
 		}
 		return &Finding{SeverityError, fmt.Sprintf("the neighbour entry of %s on %s is wrong: packets are addressed to %s, but %s has %s", h.to, h.link, h.mac, g.link, strings.Join(g.macs, ", ")),
 			fmt.Sprintf("neighbour %s on %s (%s)", h.to, h.link, neighbourText(h.neighbour)), fmt.Sprintf("ip neigh del %s dev %s", h.to, h.link)}
+	case t.twin(g):
+		return nil
 	case h.neighbour&unix.NUD_INCOMPLETE != 0 || h.neighbour&unix.NUD_FAILED != 0 && g == nil:
 		f := &Finding{SeverityError, fmt.Sprintf("no host on %s answers for %s: the kernel asks (ARP, neighbour discovery) in vain", h.link, h.to),
 			fmt.Sprintf("neighbour %s on %s (%s)", h.to, h.link, neighbourText(h.neighbour)), "look whether the pod or host is there, and has this address"}
@@ -198,11 +225,29 @@ func (t *tracer) noHop(r *route) *Finding {
 			f.Remedy = remedyARP
 		}
 		return f
-	case h.neighbour&unix.NUD_FAILED != 0: // from before it was there, or it still is so
-		t.warn(SeverityWarning, fmt.Sprintf("the kernel has asked for %s on %s in vain, although %s has it", h.to, h.link, g.path),
-			fmt.Sprintf("neighbour %s on %s (FAILED)", h.to, h.link), "if this lasts, "+remedyARP)
 	}
 	return nil
+}
+
+// askedInVain says that the next host by a route hasn't answered for its address, and has it: from before it was there, or it still
+// is so; nil if it has answered, or isn't seen.
+func (t *tracer) askedInVain(r *route) *Finding {
+	h, err := t.host.hop(r)
+	g := t.guest(h.to)
+	if err != nil || h.neighbour&unix.NUD_FAILED == 0 || g == nil || t.twin(g) {
+		return nil
+	}
+	return &Finding{SeverityError, fmt.Sprintf("the kernel has asked for %s on %s in vain, although %s has it: whether it answers by now isn't known", h.to, h.link, g.path),
+		fmt.Sprintf("neighbour %s on %s (FAILED)", h.to, h.link), "if this lasts, " + remedyARP}
+}
+
+// twin reports whether the client's gateway has the client's address as well, and so doesn't answer it (ownSource says that).
+func (t *tracer) twin(g *guest) bool {
+	if !t.departs || g == nil || t.client.Address.Is6() {
+		return false
+	}
+	_, own := g.own[t.client.Address]
+	return own
 }
 
 // remedyARP is for hosts that are there and can't be found out of sight of IP's rules.
@@ -244,18 +289,48 @@ func (t *tracer) unreached(p netfilter.Packet, r *route) (Verdict, *Finding) {
 	if f := t.noHop(r); f != nil {
 		return Dropped, f
 	}
-	e := t.planned(to)
-	if e != nil && e.Local && t.host.throughDefault(r.query) {
+	e, g := t.planned(to), t.guest(to.Addr())
+	if (e != nil && e.Local || g != nil && g.veth && g.by != r.link) && t.host.throughDefault(r.query) {
 		f := &Finding{SeverityError, fmt.Sprintf("the route to %s is missing: it is on this node, but packets for it leave by the default route, on %s", to.Addr(), r.link),
 			r.command(), t.routeRemedy(to.Addr())}
 		if down := t.downLinks(); down != "" {
 			f.What += "; " + down
 		}
+		t.nameOff(f, to.Addr())
 		return Dropped, f
 	}
-	g := t.guest(to.Addr())
+	if f := t.askedInVain(r); f != nil {
+		return Undetermined, f
+	}
+	if v, f := t.elsewhere(r); f != nil {
+		return v, f
+	}
 	if g == nil {
 		return t.unhealthy(e)
+	}
+	return Forwarded, nil
+}
+
+// elsewhere says that a route leads to another network namespace of this host than has the address, and what becomes of packets there;
+// nil if it doesn't, or that isn't seen.
+func (t *tracer) elsewhere(r *route) (Verdict, *Finding) {
+	next, ok := t.neighbours().behind[r.link]
+	if g := t.guest(r.via); g != nil {
+		next, ok = *g, true
+	} else if next.bridged {
+		return Forwarded, nil
+	}
+	if _, has := next.own[r.to]; !ok || has || t.arrives || t.departs {
+		return Forwarded, nil
+	}
+	f := &Finding{SeverityError, fmt.Sprintf("packets for %s leave by %s to network namespace %s, ", r.to, r.link, next.path), r.command(), "mend the routes: ip route show to match " + r.to.String()}
+	switch g := t.guest(r.to); {
+	case !next.forwards[service.FamilyOf(r.to)]:
+		f.What += "which neither has that address nor forwards packets"
+		return Dropped, f
+	case g != nil && g.path != next.path:
+		f.What += fmt.Sprintf("which may forward them or not, but it is behind %s", g.by)
+		return Undetermined, f
 	}
 	return Forwarded, nil
 }
@@ -521,6 +596,7 @@ type guest struct {
 	silent    bool // ARP is off on link
 	arpIgnore int
 	proxies   map[service.Family]bool // it answers for what is behind it
+	forwards  map[service.Family]bool // it forwards what comes in by link
 	own       map[netip.Addr]string   // its addresses
 	here      []netip.Addr            // those of link, or of the bridge that it is a port of
 }
@@ -622,13 +698,16 @@ func (n *neighbourhood) add(s space, here int, names, masters map[int]string) {
 		}
 		g := guest{
 			path: s.path, link: a.Name, peer: names[a.ParentIndex], by: masters[a.ParentIndex], veth: l.Type() == "veth",
-			mtu: a.MTU, macs: macs, silent: a.RawFlags&unix.IFF_NOARP != 0, own: own.links, proxies: map[service.Family]bool{},
+			mtu: a.MTU, macs: macs, silent: a.RawFlags&unix.IFF_NOARP != 0, own: own.links, proxies: map[service.Family]bool{}, forwards: map[service.Family]bool{},
 		}
 		at := l // that has the addresses
 		if m := byIndex[a.MasterIndex]; m != nil {
 			at, g.bridged = m, m.Type() == "bridge"
 		}
 		g.mac = string(at.Attrs().HardwareAddr)
+		for _, f := range service.Families {
+			g.forwards[f] = forwardingOff(f, at.Attrs().Name) == ""
+		}
 		addrs, _ := netlink.AddrList(at, netlink.FAMILY_ALL)
 		for _, x := range addrs {
 			g.here = append(g.here, addrOf(x.IP))

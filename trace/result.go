@@ -264,6 +264,8 @@ func (t *tracer) addStops(r *Result) {
 			if e.userspace {
 				f.What += "; userspace tries another endpoint then"
 			}
+		} else if e.userspace && e.verdict == Dropped && t.req.Protocol == service.TCP && !e.packet.Redirected {
+			f.What += "; kproxy gives up after a while, and resets the client's connection"
 		}
 		if !e.certain && r.Verdict == Undetermined {
 			f.Severity, f.What = SeverityWarning, "it can't be told whether "+f.What

@@ -70,10 +70,13 @@ type tracer struct {
 	findings   []Finding
 	mismatches []Mismatch
 	warned     map[string]bool
-	full       bool // the conntrack table
-	departs    bool // it is in the client's own network namespace, and ends where the packet leaves that
-	arrives    bool // it is in an endpoint's own network namespace
-	visits     int  // of network namespaces of endpoints
+	full       bool    // the conntrack table
+	departs    bool    // it is in the client's own network namespace, and ends where the packet leaves that
+	arrives    bool    // it is in an endpoint's own network namespace
+	departed   *Result // what becomes of the packet in the client's own network namespace; nil where that isn't followed
+	where      string  // that is
+	sent       header  // that the packet leaves it with
+	visits     int     // of network namespaces of endpoints
 	bridges    map[string]*bridge
 	// acceptable are stops of packets that kproxy's own rules accept before, if they are as planned.
 	acceptable map[*Finding]bool
@@ -132,11 +135,10 @@ func Run(ctx context.Context, req Request, proxy *Proxy) (Result, error) {
 	t.silent, t.explainers = silent, explainers
 	t.follow()
 	t.compare()
-	first, where := t.departure()
 	r := t.result()
 	r.Namespace = spaceName()
-	if first != nil {
-		r.After(where, first)
+	if t.departed != nil {
+		r.After(t.where, t.departed)
 	}
 	if req.Probe {
 		r.Probe = t.probe(ctx, &r)
@@ -212,6 +214,7 @@ func (t *tracer) follow() {
 	}
 	in, ok := t.findClient()
 	t.findService()
+	t.departure()
 	switch {
 	case t.departs:
 		t.originate(t.req.From)

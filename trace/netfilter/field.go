@@ -145,6 +145,8 @@ func tcpFlags(_ *walker, p *Packet) value {
 	switch {
 	case p.Reply:
 		return named("syn", "ack")
+	case p.Later && p.Data:
+		return named("psh", "ack")
 	case p.Later:
 		return named("ack")
 	case p.shakes():

@@ -98,7 +98,7 @@ func (p *Packet) clampMSS(to uint16) {
 
 // length is that of the packet from its network header on; 0 if it isn't known.
 func (p *Packet) length() int {
-	if p.Protocol != service.TCP || p.State == Related {
+	if p.Protocol != service.TCP || p.State == Related || p.Data {
 		return 0
 	}
 	n := 20
@@ -170,6 +170,8 @@ func headerOf(p *Packet, base uint64) (v, k []byte) {
 			return v[:8], k[:8]
 		case p.Reply:
 			sure(13, 0x12)
+		case p.Later && p.Data:
+			sure(13, 0x18)
 		case p.Later:
 			sure(13, 0x10)
 		case p.shakes():

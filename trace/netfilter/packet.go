@@ -36,6 +36,8 @@ type Packet struct {
 	Reply bool
 	// Later says that it is the client's first packet behind that answer: of TCP, its ACK.
 	Later bool
+	// Data says that the packet carries some, so that its length isn't known.
+	Data bool
 	// OrigSrc and OrigDst are the addresses of the connection's original
 	// direction, before any rewriting.
 	OrigSrc, OrigDst netip.AddrPort
