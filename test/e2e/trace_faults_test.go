@@ -29,6 +29,8 @@ type fault struct {
 	// stopped: kproxy is stopped meanwhile, or it would repair what is its own.
 	stopped bool
 	at      string // the service: one, with the one endpoint b1, if empty
+	six     bool   // by IPv6
+	udp     bool
 	// Lines are run on the node, or where a prefix says: "b1: ip link …". Of the words
 	// {b1} and {client} namespaces' paths are made, of {chain} the chain of default/web:line.
 	plant, lift []string
@@ -482,6 +484,62 @@ var faults = []fault{
 		name: "ARP is off on the link to the client", plant: []string{"ip link set client arp off", "ip neigh flush dev client"}, remedy: "ip link set dev client arp on", lift: []string{"ip neigh flush dev client"},
 		fate: isSilent, verdict: trace.Dropped, culprit: []string{"ARP is off on", "link client"},
 	},
+	// The same by IPv6, and by UDP.
+	{
+		name: "IPv6: the endpoint's firewall drops", six: true, plant: []string{"b1: ip6tables -A INPUT -p tcp -j DROP"}, lift: []string{"b1: ip6tables -F INPUT"},
+		fate: isSilent, verdict: trace.Dropped, culprit: []string{"in network namespace {b1}, where endpoint [fd00:2::2]:9000 is", "drops the packet", "rule 1 of chain INPUT in table filter", "ip6tables -t filter -D INPUT 1"},
+	},
+	{
+		name: "IPv6: the endpoint's firewall drops answers", six: true, plant: []string{"b1: ip6tables -A OUTPUT -p tcp --sport 9000 -j DROP"}, lift: []string{"b1: ip6tables -F OUTPUT"},
+		fate: isSilent, verdict: trace.Dropped, culprit: []string{"in network namespace {b1}", "the answer of [fd00:2::2]:9000", "rule 1 of chain OUTPUT in table filter"},
+	},
+	{
+		name: "the endpoint's neighbour entry of its gateway is wrong", plant: []string{"b1: ip neigh replace 10.2.0.1 lladdr 02:00:00:00:de:ad dev eth0 nud permanent"},
+		remedy: "ip neigh del 10.2.0.1 dev eth0", lift: []string{"b1: ip neigh del 10.2.0.1 dev eth0"}, elsewhere: true,
+		fate: isSilent, verdict: trace.Dropped, culprit: []string{"in network namespace {b1}", "the neighbour entry of 10.2.0.1 on eth0 is wrong", "02:00:00:00:de:ad"},
+	},
+	{
+		name: "IPv6: the endpoint's neighbour entry of its gateway is wrong", six: true, plant: []string{"b1: ip neigh replace fd00:2::1 lladdr 02:00:00:00:de:ad dev eth0 nud permanent"},
+		remedy: "ip neigh del fd00:2::1 dev eth0", lift: []string{"b1: ip neigh del fd00:2::1 dev eth0"}, elsewhere: true,
+		fate: isSilent, verdict: trace.Dropped, culprit: []string{"in network namespace {b1}", "the neighbour entry of fd00:2::1 on eth0 is wrong", "02:00:00:00:de:ad"},
+	},
+	{
+		name: "IPv6: later packets are dropped", six: true, plant: []string{"ip6tables -t mangle -I PREROUTING 1 -s fd00:1::/64 -p tcp -m conntrack --ctstate ESTABLISHED -j DROP"},
+		remedy: "ip6tables -t mangle -D PREROUTING 1",
+		fate:   isSilent, verdict: trace.Dropped, culprit: []string{"completes the handshake", "rule 1 of chain PREROUTING in table mangle"},
+	},
+	{
+		name: "IPv6: a zone for what the client sends", in: append(slices.Clone(inUserspace), inDNAT...), six: true, plant: []string{"ip6tables -t raw -I PREROUTING 1 -i client -j CT --zone 5"},
+		remedy: "ip6tables -t raw -D PREROUTING 1",
+		fate:   isSilent, verdict: trace.Dropped, culprit: []string{"conntrack doesn't find the connection of the answer", "--zone 5", "rule 1 of chain PREROUTING in table raw"},
+	},
+	{
+		name: "IPv6: the hop limit is used up", in: append(slices.Clone(inUserspace), inDNAT...), six: true, plant: []string{"ip6tables -t mangle -I PREROUTING 1 -d fd00:96::14 -p tcp -j HL --hl-set 1"}, remedy: "ip6tables -t mangle -D PREROUTING 1",
+		verdict: trace.Refused, culprit: []string{"hop limit (TTL) is used up", "HL --hl-set 1", "rule 1 of chain PREROUTING in table mangle"},
+	},
+	{
+		name: "UDP: the endpoint's firewall drops", udp: true, plant: []string{"b1: iptables -A INPUT -p udp -j DROP"}, lift: []string{"b1: iptables -F INPUT"},
+		fate: isSilent, verdict: trace.Dropped, culprit: []string{"in network namespace {b1}, where endpoint 10.2.0.2:9000 is", "drops the packet", "rule 1 of chain INPUT in table filter"},
+	},
+	{
+		name: "UDP by IPv6: the endpoint's firewall refuses", in: inKernel, six: true, udp: true, plant: []string{"b1: ip6tables -A INPUT -p udp -j REJECT"}, lift: []string{"b1: ip6tables -F INPUT"},
+		fate: isRefused, verdict: trace.Refused, culprit: []string{"in network namespace {b1}, where endpoint [fd00:2::2]:9000 is", "refuses the packet", "rule 1 of chain INPUT in table filter"},
+	},
+	{
+		name: "UDP: answers are dropped", udp: true, plant: []string{"iptables -t mangle -I PREROUTING 1 -s 10.2.0.0/16 -p udp --sport 9000 -j DROP"},
+		remedy: "iptables -t mangle -D PREROUTING 1",
+		fate:   isSilent, verdict: trace.Dropped, culprit: []string{"the answer of 10.2.0.2:9000", "rule 1 of chain PREROUTING in table mangle"},
+	},
+	{
+		name: "UDP: answers aren't tracked", in: inDNAT, udp: true, plant: []string{"iptables -t raw -I PREROUTING 1 -s 10.2.0.0/16 -p udp --sport 9000 -j CT --notrack"},
+		remedy: "iptables -t raw -D PREROUTING 1",
+		fate:   isSilent, verdict: trace.Dropped, culprit: []string{"the answer of 10.2.0.2:9000", "isn't translated to 10.96.0.20:80", "rule 1 of chain PREROUTING in table raw"},
+	},
+	{
+		name: "UDP: a rule for what TCP sends", udp: true, plant: []string{"iptables -t raw -I PREROUTING 1 -p tcp -j DROP", "iptables -t mangle -I PREROUTING 1 -p udp --dport 81 -j DROP"},
+		lift: []string{"iptables -t raw -D PREROUTING 1", "iptables -t mangle -D PREROUTING 1"},
+		fate: isAnswered, verdict: trace.Forwarded,
+	},
 	// Settings.
 	{
 		name:  "strict reverse path filter, and another way back",
@@ -605,6 +663,20 @@ var faults = []fault{
 	},
 }
 
+func (f *fault) family() int {
+	if f.six {
+		return 1
+	}
+	return 0
+}
+
+func (f *fault) protocol() service.Protocol {
+	if f.udp {
+		return service.UDP
+	}
+	return service.TCP
+}
+
 // TestTraceNamesFaults: whatever goes wrong on a packet's way, real packets fare as trace
 // says, trace names it, and once it is mended, by the remedy where that is a command, they
 // are answered and trace says so.
@@ -637,7 +709,7 @@ func TestTraceNamesFaults(t *testing.T) {
 			for _, f := range faults {
 				steering := map[bool]string{true: byNFTables, false: byIPTables}[mode == plan.ModeNFTables]
 				if f.stopped == stopped && (f.in == nil || slices.Contains(f.in, plane)) && (f.by == "" || f.by == steering) {
-					f.at = frontends(services[cmp.Or(f.at, "one")])[0].String()
+					f.at = frontends(services[cmp.Or(f.at, "one")])[f.family()].String()
 					t.Run(string(plane)+"/"+f.name, func(t *testing.T) { w.faulty(t, proxy, f) })
 				}
 			}
@@ -648,12 +720,13 @@ func TestTraceNamesFaults(t *testing.T) {
 
 // faulty plants one fault, looks, and mends it. proxy is what a stopped kproxy knows.
 func (w *world) faulty(t *testing.T, proxy *trace.Proxy, f fault) {
-	client, at := w.net.Config.ClientAddresses(0)[0], netip.MustParseAddrPort(f.at)
+	client, at := w.net.Config.ClientAddresses(0)[f.family()], netip.MustParseAddrPort(f.at)
 	look := func() trace.Result {
+		req := trace.Request{Address: at, From: client, Protocol: f.protocol()}
 		if f.stopped {
-			return w.tracedStopped(proxy, trace.Request{Address: at, From: client})
+			return w.tracedStopped(proxy, req)
 		}
-		return w.traced(trace.Request{Address: at, From: client})
+		return w.traced(req)
 	}
 	for _, line := range f.plant {
 		w.at(line)
@@ -664,7 +737,7 @@ func (w *world) faulty(t *testing.T, proxy *trace.Proxy, f fault) {
 		if f.fate != isSilent { // an endpoint's first reset is kept from the client, until kproxy has asked the endpoint
 			wait = patience(10 * time.Second)
 		}
-		got := fateOf(w.askFrom(client, "tcp", at, wait))
+		got := fateOf(w.askFrom(client, f.protocol().String(), at, wait))
 		t.Logf("planted: packets are %s; verdict %s: %s", got, r.Verdict, r.Culprit)
 		if got != f.fate {
 			t.Errorf("real packets: %s, want %s", got, f.fate)
@@ -714,7 +787,7 @@ func (w *world) mend(t *testing.T, f fault, look func() trace.Result) {
 			return nil
 		})
 		if !f.stopped {
-			w.answered("tcp", netip.MustParseAddrPort(f.at))
+			w.answered(f.protocol().String(), netip.MustParseAddrPort(f.at))
 		}
 	}
 	if alone {
