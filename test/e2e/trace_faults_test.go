@@ -28,12 +28,12 @@ type fault struct {
 	by   string           // the steering
 	// stopped: kproxy is stopped meanwhile, or it would repair what is its own.
 	stopped bool
-	at      string // the service: one, with the one endpoint b1, if empty
+	at      string // the service: one, with the one endpoint b1, if empty; two has b2
 	six     bool   // by IPv6
 	udp     bool
 	probed  bool // with --probe, which costs seconds, so in mode nftables only
 	// Lines are run on the node, or where a prefix says: "b1: ip link …". Of the words
-	// {b1} and {client} namespaces' paths are made, of {chain} the chain of default/web:line.
+	// {b1}, {b2} and {client} namespaces' paths are made, of {chain} the chain of default/web:line.
 	plant, lift []string
 	elsewhere   bool   // the remedy isn't a command for the node
 	remedy      string // a command that is in the culprit, and is run before what lifts the fault
@@ -525,14 +525,14 @@ var faults = []fault{
 		name: "ARP is off on the link to the client", plant: []string{"ip link set client arp off", "ip neigh flush dev client"}, remedy: "ip link set dev client arp on", lift: []string{"ip neigh flush dev client"},
 		fate: isSilent, verdict: trace.Dropped, culprit: []string{"ARP is off on", "link client"},
 	},
-	// The same by IPv6, and by UDP.
+	// The same by IPv6, and by UDP. (A link that was down has lost what it had of IPv6: b2's was not.)
 	{
-		name: "IPv6: the endpoint's firewall drops", six: true, plant: []string{"b1: ip6tables -A INPUT -p tcp -j DROP"}, lift: []string{"b1: ip6tables -F INPUT"},
-		fate: isSilent, verdict: trace.Dropped, culprit: []string{"in network namespace {b1}, where endpoint [fd00:2::2]:9000 is", "drops the packet", "rule 1 of chain INPUT in table filter", "ip6tables -t filter -D INPUT 1"},
+		name: "IPv6: the endpoint's firewall drops", six: true, at: "two", plant: []string{"b2: ip6tables -A INPUT -p tcp -j DROP"}, lift: []string{"b2: ip6tables -F INPUT"},
+		fate: isSilent, verdict: trace.Dropped, culprit: []string{"in network namespace {b2}, where endpoint [fd00:2::3]:9000 is", "drops the packet", "rule 1 of chain INPUT in table filter", "ip6tables -t filter -D INPUT 1"},
 	},
 	{
-		name: "IPv6: the endpoint's firewall drops answers", six: true, plant: []string{"b1: ip6tables -A OUTPUT -p tcp --sport 9000 -j DROP"}, lift: []string{"b1: ip6tables -F OUTPUT"},
-		fate: isSilent, verdict: trace.Dropped, culprit: []string{"in network namespace {b1}", "the answer of [fd00:2::2]:9000", "rule 1 of chain OUTPUT in table filter"},
+		name: "IPv6: the endpoint's firewall drops answers", six: true, at: "two", plant: []string{"b2: ip6tables -A OUTPUT -p tcp --sport 9000 -j DROP"}, lift: []string{"b2: ip6tables -F OUTPUT"},
+		fate: isSilent, verdict: trace.Dropped, culprit: []string{"in network namespace {b2}", "the answer of [fd00:2::3]:9000", "rule 1 of chain OUTPUT in table filter"},
 	},
 	{
 		name: "the endpoint's neighbour entry of its gateway is wrong", plant: []string{"b1: ip neigh replace 10.2.0.1 lladdr 02:00:00:00:de:ad dev eth0 nud permanent"},
@@ -540,22 +540,22 @@ var faults = []fault{
 		fate: isSilent, verdict: trace.Dropped, culprit: []string{"in network namespace {b1}", "the neighbour entry of 10.2.0.1 on eth0 is wrong", "02:00:00:00:de:ad"},
 	},
 	{
-		name: "IPv6: the endpoint's neighbour entry of its gateway is wrong", six: true, plant: []string{"b1: ip neigh replace fd00:2::1 lladdr 02:00:00:00:de:ad dev eth0 nud permanent"},
-		remedy: "ip neigh del fd00:2::1 dev eth0", lift: []string{"b1: ip neigh del fd00:2::1 dev eth0"}, elsewhere: true,
-		fate: isSilent, verdict: trace.Dropped, culprit: []string{"in network namespace {b1}", "the neighbour entry of fd00:2::1 on eth0 is wrong", "02:00:00:00:de:ad"},
+		name: "IPv6: the endpoint's neighbour entry of its gateway is wrong", six: true, at: "two", plant: []string{"b2: ip neigh replace fd00:2::1 lladdr 02:00:00:00:de:ad dev eth0 nud permanent"},
+		remedy: "ip neigh del fd00:2::1 dev eth0", lift: []string{"b2: ip neigh del fd00:2::1 dev eth0"}, elsewhere: true,
+		fate: isSilent, verdict: trace.Dropped, culprit: []string{"in network namespace {b2}", "the neighbour entry of fd00:2::1 on eth0 is wrong", "02:00:00:00:de:ad"},
 	},
 	{
-		name: "IPv6: later packets are dropped", six: true, plant: []string{"ip6tables -t mangle -I PREROUTING 1 -s fd00:1::/64 -p tcp -m conntrack --ctstate ESTABLISHED -j DROP"},
+		name: "IPv6: later packets are dropped", six: true, at: "two", plant: []string{"ip6tables -t mangle -I PREROUTING 1 -s fd00:1::/64 -p tcp -m conntrack --ctstate ESTABLISHED -j DROP"},
 		remedy: "ip6tables -t mangle -D PREROUTING 1",
 		fate:   isSilent, verdict: trace.Dropped, culprit: []string{"completes the handshake", "rule 1 of chain PREROUTING in table mangle"},
 	},
 	{
-		name: "IPv6: a zone for what the client sends", in: append(slices.Clone(inUserspace), inDNAT...), six: true, plant: []string{"ip6tables -t raw -I PREROUTING 1 -i client -j CT --zone 5"},
+		name: "IPv6: a zone for what the client sends", in: append(slices.Clone(inUserspace), inDNAT...), six: true, at: "two", plant: []string{"ip6tables -t raw -I PREROUTING 1 -i client -j CT --zone 5"},
 		remedy: "ip6tables -t raw -D PREROUTING 1",
 		fate:   isSilent, verdict: trace.Dropped, culprit: []string{"conntrack doesn't find the connection of the answer", "--zone 5", "rule 1 of chain PREROUTING in table raw"},
 	},
 	{
-		name: "IPv6: the hop limit is used up", in: append(slices.Clone(inUserspace), inDNAT...), six: true, plant: []string{"ip6tables -t mangle -I PREROUTING 1 -d fd00:96::14 -p tcp -j HL --hl-set 1"}, remedy: "ip6tables -t mangle -D PREROUTING 1",
+		name: "IPv6: the hop limit is used up", in: append(slices.Clone(inUserspace), inDNAT...), six: true, at: "two", plant: []string{"ip6tables -t mangle -I PREROUTING 1 -d fd00:96::16 -p tcp -j HL --hl-set 1"}, remedy: "ip6tables -t mangle -D PREROUTING 1",
 		verdict: trace.Refused, culprit: []string{"hop limit (TTL) is used up", "HL --hl-set 1", "rule 1 of chain PREROUTING in table mangle"},
 	},
 	{
@@ -563,8 +563,8 @@ var faults = []fault{
 		fate: isSilent, verdict: trace.Dropped, culprit: []string{"in network namespace {b1}, where endpoint 10.2.0.2:9000 is", "drops the packet", "rule 1 of chain INPUT in table filter"},
 	},
 	{
-		name: "UDP by IPv6: the endpoint's firewall refuses", in: inDNAT, six: true, udp: true, plant: []string{"b1: ip6tables -A INPUT -p udp -j REJECT"}, lift: []string{"b1: ip6tables -F INPUT"},
-		fate: isRefused, verdict: trace.Refused, culprit: []string{"in network namespace {b1}, where endpoint [fd00:2::2]:9000 is", "refuses the packet", "rule 1 of chain INPUT in table filter"},
+		name: "UDP by IPv6: the endpoint's firewall refuses", in: inDNAT, six: true, at: "two", udp: true, plant: []string{"b2: ip6tables -A INPUT -p udp -j REJECT"}, lift: []string{"b2: ip6tables -F INPUT"},
+		fate: isRefused, verdict: trace.Refused, culprit: []string{"in network namespace {b2}, where endpoint [fd00:2::3]:9000 is", "refuses the packet", "rule 1 of chain INPUT in table filter"},
 	},
 	{
 		name: "UDP: answers are dropped", udp: true, plant: []string{"iptables -t mangle -I PREROUTING 1 -s 10.2.0.0/16 -p udp --sport 9000 -j DROP"},
@@ -725,6 +725,7 @@ func TestTraceNamesFaults(t *testing.T) {
 	w := newWorld(t)
 	services := map[string]lab.Manifest{
 		"web": newManifest("web", 10, w.net.Backends...), "one": newManifest("one", 20, w.net.Backends[0]), "closed": newManifest("closed", 21, w.net.Backends[0]),
+		"two": newManifest("two", 22, w.net.Backends[1]),
 	}
 	services["closed"].Ports[0].Target = 9999
 	for _, m := range services {
@@ -880,7 +881,7 @@ func (w *world) at(line string) {
 
 // withPaths replaces the names of namespaces by their paths.
 func (w *world) withPaths(text string) string {
-	return strings.NewReplacer("{b1}", w.net.Backends[0].Namespace.Path(), "{client}", w.net.Client.Path()).Replace(text)
+	return strings.NewReplacer("{b1}", w.net.Backends[0].Namespace.Path(), "{b2}", w.net.Backends[1].Namespace.Path(), "{client}", w.net.Client.Path()).Replace(text)
 }
 
 // unused checks that a backend gets nothing, and that the trace says so.
