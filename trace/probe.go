@@ -57,8 +57,10 @@ func (t *tracer) probe(ctx context.Context, r *Result) *Probe {
 	if p.Outcome == "connected" && t.forecast != nil {
 		t.awaitEndpoint(c, local, p, r)
 	}
-	if p.Outcome == "connected" && r.Verdict != Forwarded && repeated(c) {
-		p.Outcome, p.Note = "timeout", "its handshake begins and doesn't end: the answer comes again, so that what the client sent then got lost"
+	if p.Outcome == "connected" && r.Verdict != Forwarded {
+		if whose := t.halfOpen(ctx, c, local); whose != "" {
+			p.Outcome, p.Note = "timeout", whose+" handshake begins and doesn't end: the answer comes again, so that what was sent then got lost"
+		}
 	}
 	if local.Port() > 0 {
 		t.readFlows(p, local, r)
@@ -66,12 +68,31 @@ func (t *tracer) probe(ctx context.Context, r *Result) *Probe {
 	return p
 }
 
-// halfOpen is how long the packet that completes a handshake may be on its way: answers are repeated after a second (RFC 6298).
-const halfOpen = 1500 * time.Millisecond
+// handshake is how long the packet that completes a handshake may be on its way: answers are repeated after a second (RFC 6298).
+const handshake = 1500 * time.Millisecond
+
+// halfOpen says whose connection's other side hasn't got the packet that completes the handshake: the probe's, or of what userspace
+// carries, one like kproxy's to the endpoint, which the probe's tells nothing of. It returns "" if both have.
+func (t *tracer) halfOpen(ctx context.Context, c net.Conn, local netip.AddrPort) string {
+	var onward net.Conn
+	if endpoint := t.endpointOfProbe(local); endpoint.IsValid() {
+		if x, err := t.ownDialer().DialContext(ctx, "tcp", endpoint.String()); err == nil { // else nothing more is known
+			defer x.Close()
+			onward = x
+		}
+	}
+	time.Sleep(handshake)
+	switch {
+	case repeated(c):
+		return "its"
+	case onward != nil && repeated(onward):
+		return "kproxy's"
+	}
+	return ""
+}
 
 // repeated reports whether a connection's other side repeats its answer to the first packet, so that it hasn't got the next one.
 func repeated(c net.Conn) (again bool) {
-	time.Sleep(halfOpen)
 	raw, err := c.(*net.TCPConn).SyscallConn()
 	if err == nil {
 		_ = onSocket(raw, func(fd int) error { // where the kernel doesn't say, nothing is known of it
@@ -181,6 +202,9 @@ func (r *Result) leads(f conntrack.Flow) bool {
 	return slices.ContainsFunc(r.Candidates, func(c Candidate) bool { return c.Endpoint == f.ReplySrc })
 }
 
+// gaveUp is the note of a probe that userspace has refused, be it that endpoints refused kproxy's connections or that these got no answer.
+const gaveUp = "kproxy's listener accepted it, and then kproxy found no endpoint that does"
+
 // awaitEndpoint waits until userspace, which accepts first, has found an endpoint
 // or given up.
 func (t *tracer) awaitEndpoint(c net.Conn, local netip.AddrPort, p *Probe, r *Result) {
@@ -195,7 +219,7 @@ func (t *tracer) awaitEndpoint(c net.Conn, local netip.AddrPort, p *Probe, r *Re
 		}
 		c.SetReadDeadline(time.Now().Add(poll))
 		if _, err := c.Read(make([]byte, 1)); err != nil && !errors.Is(err, os.ErrDeadlineExceeded) {
-			p.Outcome, p.Note = "refused", "kproxy's listener accepted it, and then kproxy found no endpoint that does"
+			p.Outcome, p.Note = "refused", gaveUp
 			return
 		}
 	}
@@ -286,7 +310,7 @@ func says(r *Result) string {
 		Forwarded: {"connected", "answered"}, Dropped: {"timeout", "no answer"}, Refused: {"refused", "unreachable"},
 	}[r.Verdict]
 	switch {
-	case slices.Contains(confirms, p.Outcome):
+	case slices.Contains(confirms, p.Outcome), r.Verdict == Dropped && p.Note == gaveUp:
 		return "confirms that the packet is " + string(r.Verdict)
 	case r.Verdict == Undetermined && good:
 		return "decides that the packet is " + string(Forwarded)
@@ -307,6 +331,18 @@ func (r *Result) note(severity, what, where, remedy string) {
 	r.sortFindings()
 }
 
+// ownDialer makes connections that kproxy's rules take for its own, and leave alone.
+func (t *tracer) ownDialer() *net.Dialer {
+	return &net.Dialer{Timeout: probeTimeout, Control: func(_, _ string, c syscall.RawConn) error {
+		if t.proxy == nil {
+			return nil
+		}
+		return onSocket(c, func(fd int) error {
+			return unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_MARK, int(t.proxy.Marks.Own()))
+		})
+	}}
+}
+
 // probeEndpoints connects to each endpoint that may be chosen, and returns how many
 // of how many don't take that.
 func (t *tracer) probeEndpoints(ctx context.Context, r *Result) (dead, asked int) {
@@ -318,14 +354,7 @@ func (t *tracer) probeEndpoints(ctx context.Context, r *Result) (dead, asked int
 	}
 	defer own.Close()
 	here := fmt.Sprintf("/proc/self/fd/%d", own.Fd())
-	dialer := net.Dialer{Timeout: probeTimeout, Control: func(_, _ string, c syscall.RawConn) error {
-		if t.proxy == nil {
-			return nil
-		}
-		return onSocket(c, func(fd int) error { // kproxy's rules leave its own connections alone
-			return unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_MARK, int(t.proxy.Marks.Own()))
-		})
-	}}
+	dialer := t.ownDialer()
 	var wg errgroup.Group
 	wg.SetLimit(probesAtOnce)
 	for i := range r.Candidates {

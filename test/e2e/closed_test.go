@@ -76,9 +76,19 @@ func (w *world) testClosed(m plan.Mode, web lab.Manifest) {
 	w.closed("closed", web, free, "refused", "dropped")
 	w.closed("the node's own", web, own, "refused", "node")
 	w.refusalsAreListed(web, free)
-	out, err := w.net.Node.Output(w.ctx, binary, "trace", "--socket", w.socket(), "--from", w.net.Backends[1].Addresses[0].String(), netip.AddrPortFrom(free[0], closedPort).String())
-	if text := strings.Join(strings.Fields(string(out)), " "); !strings.Contains(text, "DROPPED") || !strings.Contains(text, "no Service has "+free[0].String()) {
-		w.Errorf("trace says, with %v:\n%s", err, out)
+	for f, client := range w.net.Backends[1].Addresses {
+		for at, words := range map[netip.Addr][]string{
+			free[f]:           {"DROPPED", fmt.Sprintf("no Service has %s", free[f])},
+			web.ClusterIPs[f]: {"REFUSED", fmt.Sprintf("%s is a cluster IP, and no Service has port %d", web.ClusterIPs[f], closedPort)},
+		} {
+			out := w.node(binary, "trace", "--socket", w.socket(), "--from", client.String(), netip.AddrPortFrom(at, closedPort).String())
+			text := strings.Join(strings.Fields(out), " ")
+			for _, word := range words {
+				if !strings.Contains(text, word) {
+					w.Errorf("trace doesn't say %q:\n%s", word, out)
+				}
+			}
+		}
 	}
 	another := newManifest("another", 11, w.net.Backends[0])
 	another.ClusterIPs = free[:]

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"net/netip"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -17,10 +18,12 @@ import (
 	"syscall"
 	"testing"
 	"time"
+	"unicode"
 
 	"kproxy.dev/kproxy/lab"
 	"kproxy.dev/kproxy/plan"
 	"kproxy.dev/kproxy/service"
+	"kproxy.dev/kproxy/trace"
 )
 
 // TestCommandsThatLook: what a person sees of a running kproxy, in every form.
@@ -42,6 +45,7 @@ func TestCommandsThatLook(t *testing.T) {
 	t.Run("pin", func(t *testing.T) { w.pinForms(t) })
 	t.Run("metrics address", func(t *testing.T) { w.metricsAddress(t, inUserspace, inKernel) })
 	t.Run("healthz address", func(t *testing.T) { w.healthzAddress(t) })
+	t.Run("hostile names", func(t *testing.T) { w.hostileNames(t) })
 }
 
 func (w *world) statusForms(t *testing.T) {
@@ -152,6 +156,41 @@ func (w *world) healthzAddress(t *testing.T) {
 			if flat := strings.ReplaceAll(body, `":true`, `": true`); code != http.StatusOK || !strings.Contains(flat, want) {
 				t.Errorf("%s%s: %d %s, want 200 with %s", address, path, code, body, want)
 			}
+		}
+	}
+}
+
+// hostileNames: control characters in what others name don't reach the terminal, annotations of a quarter of a megabyte don't
+// reach the status, and a path to trace from that is no network namespace costs nothing.
+func (w *world) hostileNames(t *testing.T) {
+	write(t, filepath.Join(w.manifests, "bad\x1b[31m\nname.yaml"), "kind: Service\nmetadata: {name: \"\\e[2J\"}\n")
+	big := newManifest("other", 11, w.net.Backends[0])
+	for _, name := range []string{"algorithm", "dataplane", "health-check", "health-path", "health-interval", "health-port", "health-timeout", "health-rise", "health-fall", "ipvs-scheduler", "proxy-protocol", "connect-timeout"} {
+		big = big.Annotate("kproxy.dev/"+name, strings.Repeat("x", 21000))
+	}
+	w.must(big.Write(w.manifests))
+	w.awaitSourceError(`\x1b[31m`)
+	for _, args := range [][]string{{"status"}, {"status", "-o", "wide"}, {"check", "--manifests", w.manifests}, {"pin", "default/\x1b[31mweb", "userspace"}} {
+		e := w.kproxy(args[0], args[1:]...)
+		text := e.stdout + e.stderr
+		if !strings.Contains(text, `\x1b[31m`) || strings.ContainsFunc(text, func(r rune) bool { return unicode.IsControl(r) && r != '\n' && r != '\t' }) {
+			t.Errorf("%s: want the name in quotes, and no control characters:\n%q", e.command, text)
+		}
+	}
+	w.eventually(10*time.Second, "problems in a small status", func() error {
+		out := w.ok(w.kproxy("status", "-o", "json"))
+		if !strings.Contains(out, "kproxy.dev/connect-timeout") || len(out) > 50_000 {
+			return fmt.Errorf("it has %d bytes", len(out))
+		}
+		return nil
+	})
+	fifo := filepath.Join(w.dir, "fifo")
+	w.must(syscall.Mkfifo(fifo, 0o600))
+	for range 3 { // two are made at a time
+		ctx, cancel := context.WithTimeout(w.ctx, patience(3*time.Second))
+		_, err := w.client.Trace(ctx, trace.Request{Address: netip.MustParseAddrPort("10.96.0.10:80"), Protocol: service.TCP, Netns: fifo})
+		if cancel(); err == nil || !strings.Contains(err.Error(), fifo) {
+			t.Errorf("a trace from a FIFO: %v, want an error that names it", err)
 		}
 	}
 }

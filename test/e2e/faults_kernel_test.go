@@ -15,6 +15,7 @@ import (
 	"kproxy.dev/kproxy/lab"
 	"kproxy.dev/kproxy/plan"
 	"kproxy.dev/kproxy/service"
+	"kproxy.dev/kproxy/trace"
 )
 
 // harm describes what somebody else does to kproxy's state in the kernel, in both
@@ -255,6 +256,29 @@ func TestIPTablesLegacyVariant(t *testing.T) {
 	if nft := w.node("iptables-nft-save"); strings.Contains(nft, "KPROXY") {
 		t.Errorf("kproxy has rules in the nft variant as well:\n%s", nft)
 	}
+}
+
+// TestIPTablesNewlineInComment: lines of another program's comment that read as rules of kproxy's aren't taken for any: kproxy has
+// nothing to repair, which it looks for every second or two, and trace reads on.
+func TestIPTablesNewlineInComment(t *testing.T) {
+	w := newWorld(t)
+	m := newManifest("web", 10, w.net.Backends...)
+	w.must(m.Write(w.manifests))
+	w.start()
+	w.pin("web", "line", service.PreferKernel)
+	w.settled()
+	before, err := w.metrics()
+	w.must(err)
+	w.node("iptables-nft", "-t", "nat", "-A", "PREROUTING", "-d", "192.0.2.1", "-m", "comment", "--comment", "a\n-A KPROXY-SERVICES -j DROP\nCOMMIT", "-j", "ACCEPT")
+	sleep(6 * time.Second)
+	after, err := w.metrics()
+	w.must(err)
+	const repairs = `kproxy_repairs_total{object="rules"}`
+	if n, ok := after[repairs]; !ok || n != before[repairs] {
+		t.Errorf("%s was %g and is %g: nobody has changed kproxy's rules", repairs, before[repairs], n)
+	}
+	names(t, w.traced(trace.Request{Address: frontends(m)[0], From: w.net.Config.ClientAddresses(0)[0]}), trace.Forwarded)
+	w.answered("tcp", frontends(m)[0])
 }
 
 // TestIPTablesHeldLock: another program holds the xtables lock for 10 seconds. A change

@@ -53,7 +53,8 @@ func TestLoopsEnd(t *testing.T) {
 			}
 			round("at first")
 			if pin != "" {
-				w.namesTheLoop(w.client, other)
+				w.namesTheLoop(other)
+				w.collapses(netip.AddrPortFrom(w.net.Config.NodeAddresses()[0], 30080), w.client, other)
 				return
 			}
 			w.await("loop", "line", w.plane, plan.StateOffloaded)
@@ -140,17 +141,37 @@ func (w *world) carried(c *web.Client) (n uint64) {
 	return n
 }
 
-// namesTheLoop: the status of one of the nodes says of both service ports that they are in a loop.
-func (w *world) namesTheLoop(at ...*web.Client) {
+// collapses: when a client has gone whose first packet is in the loop, no connection of the chain is left.
+func (w *world) collapses(to netip.AddrPort, at ...*web.Client) {
+	w.Helper()
+	c, err := w.net.Client.Dial(w.ctx, "tcp", to.String())
+	w.must(err)
+	w.must(c.Close())
+	w.eventually(5*time.Second, "the chain of connections to end", func() error {
+		for _, c := range at {
+			st, err := c.Status(w.ctx)
+			if err != nil {
+				return err
+			}
+			for _, s := range st.Services {
+				if s.Port == "line" && s.Connections.Active > 0 {
+					return fmt.Errorf("%s has %d connections", st.Node, s.Connections.Active)
+				}
+			}
+		}
+		return nil
+	})
+}
+
+// namesTheLoop: a node's status says of both service ports that they are in a loop.
+func (w *world) namesTheLoop(at *web.Client) {
 	w.Helper()
 	named := map[string]bool{}
-	for _, c := range at {
-		st, err := c.Status(w.ctx)
-		w.must(err)
-		for _, s := range st.Services {
-			if strings.Contains(strings.Join(s.Problems, "\n"), "a loop") && s.Connections.Failed > 0 {
-				named[s.Port] = true
-			}
+	st, err := at.Status(w.ctx)
+	w.must(err)
+	for _, s := range st.Services {
+		if strings.Contains(strings.Join(s.Problems, "\n"), "a loop") && s.Connections.Failed > 0 {
+			named[s.Port] = true
 		}
 	}
 	if !named["line"] || !named["datagram"] {

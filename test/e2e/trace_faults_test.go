@@ -28,9 +28,12 @@ type fault struct {
 	by   string           // the steering
 	// stopped: kproxy is stopped meanwhile, or it would repair what is its own.
 	stopped bool
-	at      string // the service: one, with the one endpoint b1, if empty
+	at      string // the service: one, with the one endpoint b1, if empty; two has b2
+	six     bool   // by IPv6
+	udp     bool
+	probed  bool // with --probe, which costs seconds, so in mode nftables only
 	// Lines are run on the node, or where a prefix says: "b1: ip link …". Of the words
-	// {b1} and {client} namespaces' paths are made, of {chain} the chain of default/web:line.
+	// {b1}, {b2} and {client} namespaces' paths are made, of {chain} the chain of default/web:line.
 	plant, lift []string
 	elsewhere   bool   // the remedy isn't a command for the node
 	remedy      string // a command that is in the culprit, and is run before what lifts the fault
@@ -86,7 +89,7 @@ var faults = []fault{
 	},
 	// The endpoint's own namespace.
 	{
-		name: "the endpoint's firewall drops", plant: []string{"b1: iptables -A INPUT -p tcp -j DROP"}, lift: []string{"b1: iptables -F INPUT"},
+		name: "the endpoint's firewall drops", probed: true, plant: []string{"b1: iptables -A INPUT -p tcp -j DROP"}, lift: []string{"b1: iptables -F INPUT"},
 		fate: isSilent, verdict: trace.Dropped, culprit: []string{"in network namespace {b1}, where endpoint 10.2.0.2:9000 is", "drops the packet", "rule 1 of chain INPUT in table filter", "in that network namespace, find out who made it"},
 	},
 	{
@@ -103,11 +106,11 @@ var faults = []fault{
 		fate: isSilent, verdict: trace.Dropped, culprit: []string{"in network namespace {b1}", "the answer of 10.2.0.2:9000", "rule 1 of chain OUTPUT in table filter"},
 	},
 	{
-		name: "the endpoint's firewall drops later packets", plant: []string{"b1: iptables -A INPUT -p tcp -m conntrack --ctstate ESTABLISHED -j DROP"}, lift: []string{"b1: iptables -F INPUT"},
+		name: "the endpoint's firewall drops later packets", probed: true, plant: []string{"b1: iptables -A INPUT -p tcp -m conntrack --ctstate ESTABLISHED -j DROP"}, lift: []string{"b1: iptables -F INPUT"},
 		fate: isSilent, verdict: trace.Dropped, culprit: []string{"in network namespace {b1}", "completes the handshake", "rule 1 of chain INPUT in table filter"},
 	},
 	{
-		name: "the endpoint's firewall admits what it is for", plant: []string{"b1: iptables -A INPUT -m conntrack --ctstate INVALID -j DROP", "b1: iptables -A INPUT -m conntrack --ctstate ESTABLISHED,RELATED -j ACCEPT", "b1: iptables -A INPUT -p tcp --dport 9000 -j ACCEPT",
+		name: "the endpoint's firewall admits what it is for", probed: true, plant: []string{"b1: iptables -A INPUT -m conntrack --ctstate INVALID -j DROP", "b1: iptables -A INPUT -m conntrack --ctstate ESTABLISHED,RELATED -j ACCEPT", "b1: iptables -A INPUT -p tcp --dport 9000 -j ACCEPT",
 			"b1: iptables -A INPUT -p tcp -j DROP", "b1: iptables -A OUTPUT -p tcp --dport 9000 -j DROP"}, lift: []string{"b1: iptables -F INPUT", "b1: iptables -F OUTPUT"},
 		fate: isAnswered, verdict: trace.Forwarded,
 	},
@@ -133,7 +136,7 @@ var faults = []fault{
 	},
 	// Packets after the first.
 	{
-		name: "later packets are dropped", plant: []string{"iptables -t mangle -I PREROUTING 1 -s 10.1.0.0/16 -p tcp -m conntrack --ctstate ESTABLISHED -j DROP"},
+		name: "later packets are dropped", probed: true, plant: []string{"iptables -t mangle -I PREROUTING 1 -s 10.1.0.0/16 -p tcp -m conntrack --ctstate ESTABLISHED -j DROP"},
 		remedy: "iptables -t mangle -D PREROUTING 1",
 		fate:   isSilent, verdict: trace.Dropped, culprit: []string{"completes the handshake", "rule 1 of chain PREROUTING in table mangle"},
 	},
@@ -267,7 +270,7 @@ var faults = []fault{
 		fate: isAnswered, verdict: trace.Forwarded,
 	},
 	{
-		name: "a rule refuses in INPUT", in: inUserspace, plant: []string{"iptables -I INPUT 1 -p tcp -j REJECT"},
+		name: "a rule refuses in INPUT", in: inUserspace, probed: true, plant: []string{"iptables -I INPUT 1 -p tcp -j REJECT"},
 		remedy: "iptables -t filter -D INPUT 1",
 		fate:   isRefused, verdict: trace.Refused, culprit: []string{"-p tcp -j REJECT", "rule 1 of chain INPUT in table filter"},
 	},
@@ -297,6 +300,46 @@ var faults = []fault{
 		name: "a program decides", in: inDNAT, plant: []string{"iptables -I FORWARD 1 -p tcp --dport 9000 -j NFQUEUE --queue-num 77"},
 		remedy: "iptables -t filter -D FORWARD 1",
 		fate:   isSilent, verdict: trace.Undetermined, culprit: []string{"decides by itself", "NFQUEUE", "rule 1 of chain FORWARD"},
+	},
+	// What administrators' tools write.
+	{
+		name:  "firewalld", // accepts what is translated
+		plant: []string{"nft add table inet firewalld { chain filter_FORWARD { type filter hook forward priority filter + 10 ; policy accept ; ct state { established, related } accept ; ct status dnat accept ; iifname lo accept ; ct state invalid drop ; reject with icmpx admin-prohibited ; } ; }"},
+		lift:  []string{"nft delete table inet firewalld"},
+		fate:  isAnswered, verdict: trace.Forwarded,
+	},
+	{
+		name: "firewalld with StrictForwardPorts", in: inDNAT,
+		plant: []string{"nft add table inet firewalld { chain filter_FORWARD { type filter hook forward priority filter + 10 ; policy accept ; ct state { established, related } accept ; iifname lo accept ; ct state invalid drop ; reject with icmpx admin-prohibited ; } ; }"},
+		lift:  []string{"nft delete table inet firewalld"},
+		fate:  isRefused, verdict: trace.Refused, culprit: []string{"reject with icmpx", "admin-prohibited", "chain filter_FORWARD in nftables table inet firewalld"},
+	},
+	{
+		name: "Docker, and an administrator's rule", in: inDNAT,
+		plant: []string{"iptables -P FORWARD DROP", "iptables -N DOCKER", "iptables -N DOCKER-USER", "iptables -A DOCKER-USER -i client -j DROP", "iptables -A DOCKER-USER -j RETURN",
+			"iptables -I FORWARD 1 -i docker0 ! -o docker0 -j ACCEPT", "iptables -I FORWARD 1 -o docker0 -j DOCKER", "iptables -I FORWARD 1 -o docker0 -m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT", "iptables -I FORWARD 1 -j DOCKER-USER"},
+		lift: []string{"iptables -P FORWARD ACCEPT", "iptables -D FORWARD 1", "iptables -D FORWARD 1", "iptables -D FORWARD 1", "iptables -D FORWARD 1",
+			"iptables -F DOCKER-USER", "iptables -X DOCKER-USER", "iptables -X DOCKER"},
+		fate: isSilent, verdict: trace.Dropped, culprit: []string{"-i client -j DROP", "rule 1 of chain DOCKER-USER in table filter"},
+	},
+	{
+		name: "fail2ban has banned the client", in: inUserspace,
+		plant: []string{"iptables -N f2b-recidive", "iptables -A f2b-recidive -j RETURN", "iptables -I INPUT 1 -p tcp -j f2b-recidive", "iptables -I f2b-recidive 1 -s 10.1.0.2 -j REJECT --reject-with icmp-port-unreachable"},
+		lift:  []string{"iptables -D INPUT 1", "iptables -F f2b-recidive", "iptables -X f2b-recidive"},
+		fate:  isRefused, verdict: trace.Refused, culprit: []string{"-s 10.1.0.2/32 -j REJECT", "rule 1 of chain f2b-recidive in table filter"},
+	},
+	{
+		name: "Calico's policy of the endpoint", in: inDNAT,
+		plant: []string{"iptables -N cali-FORWARD", "iptables -N cali-to-wl-dispatch", "iptables -N cali-tw-b1", "iptables -N cali-pi-https",
+			"iptables -A cali-FORWARD -j MARK --set-xmark 0x0/0xe0000", "iptables -A cali-FORWARD -o b+ -j cali-to-wl-dispatch", "iptables -A cali-FORWARD -m mark --mark 0x10000/0x10000 -j ACCEPT",
+			"iptables -A cali-to-wl-dispatch -o b1 -g cali-tw-b1", "iptables -A cali-to-wl-dispatch -j DROP",
+			"iptables -A cali-tw-b1 -m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT", "iptables -A cali-tw-b1 -m conntrack --ctstate INVALID -j DROP", "iptables -A cali-tw-b1 -j MARK --set-xmark 0x0/0x10000",
+			"iptables -A cali-tw-b1 -j MARK --set-xmark 0x0/0x20000", "iptables -A cali-tw-b1 -m mark --mark 0x0/0x20000 -j cali-pi-https", "iptables -A cali-tw-b1 -m mark --mark 0x10000/0x10000 -j RETURN",
+			"iptables -A cali-tw-b1 -m mark --mark 0x0/0x20000 -j DROP",
+			"iptables -A cali-pi-https -p tcp -m multiport --dports 443 -j MARK --set-xmark 0x10000/0x10000", "iptables -A cali-pi-https -m mark --mark 0x10000/0x10000 -j RETURN", "iptables -I FORWARD 1 -j cali-FORWARD"},
+		lift: []string{"iptables -D FORWARD 1", "iptables -F cali-FORWARD", "iptables -F cali-to-wl-dispatch", "iptables -F cali-tw-b1",
+			"iptables -X cali-FORWARD", "iptables -X cali-to-wl-dispatch", "iptables -X cali-tw-b1", "iptables -F cali-pi-https", "iptables -X cali-pi-https"},
+		fate: isSilent, verdict: trace.Dropped, culprit: []string{"-m mark --mark 0x0/0x20000 -j DROP", "rule 7 of chain cali-tw-b1 in table filter"},
 	},
 	// What packets carry, and how many there are.
 	{
@@ -482,6 +525,62 @@ var faults = []fault{
 		name: "ARP is off on the link to the client", plant: []string{"ip link set client arp off", "ip neigh flush dev client"}, remedy: "ip link set dev client arp on", lift: []string{"ip neigh flush dev client"},
 		fate: isSilent, verdict: trace.Dropped, culprit: []string{"ARP is off on", "link client"},
 	},
+	// The same by IPv6, and by UDP. (A link that was down has lost what it had of IPv6: b2's was not.)
+	{
+		name: "IPv6: the endpoint's firewall drops", six: true, at: "two", plant: []string{"b2: ip6tables -A INPUT -p tcp -j DROP"}, lift: []string{"b2: ip6tables -F INPUT"},
+		fate: isSilent, verdict: trace.Dropped, culprit: []string{"in network namespace {b2}, where endpoint [fd00:2::3]:9000 is", "drops the packet", "rule 1 of chain INPUT in table filter", "ip6tables -t filter -D INPUT 1"},
+	},
+	{
+		name: "IPv6: the endpoint's firewall drops answers", six: true, at: "two", plant: []string{"b2: ip6tables -A OUTPUT -p tcp --sport 9000 -j DROP"}, lift: []string{"b2: ip6tables -F OUTPUT"},
+		fate: isSilent, verdict: trace.Dropped, culprit: []string{"in network namespace {b2}", "the answer of [fd00:2::3]:9000", "rule 1 of chain OUTPUT in table filter"},
+	},
+	{
+		name: "the endpoint's neighbour entry of its gateway is wrong", plant: []string{"b1: ip neigh replace 10.2.0.1 lladdr 02:00:00:00:de:ad dev eth0 nud permanent"},
+		remedy: "ip neigh del 10.2.0.1 dev eth0", lift: []string{"b1: ip neigh del 10.2.0.1 dev eth0"}, elsewhere: true,
+		fate: isSilent, verdict: trace.Dropped, culprit: []string{"in network namespace {b1}", "the neighbour entry of 10.2.0.1 on eth0 is wrong", "02:00:00:00:de:ad"},
+	},
+	{
+		name: "IPv6: the endpoint's neighbour entry of its gateway is wrong", six: true, at: "two", plant: []string{"b2: ip neigh replace fd00:2::1 lladdr 02:00:00:00:de:ad dev eth0 nud permanent"},
+		remedy: "ip neigh del fd00:2::1 dev eth0", lift: []string{"b2: ip neigh del fd00:2::1 dev eth0"}, elsewhere: true,
+		fate: isSilent, verdict: trace.Dropped, culprit: []string{"in network namespace {b2}", "the neighbour entry of fd00:2::1 on eth0 is wrong", "02:00:00:00:de:ad"},
+	},
+	{
+		name: "IPv6: later packets are dropped", six: true, at: "two", plant: []string{"ip6tables -t mangle -I PREROUTING 1 -s fd00:1::/64 -p tcp -m conntrack --ctstate ESTABLISHED -j DROP"},
+		remedy: "ip6tables -t mangle -D PREROUTING 1",
+		fate:   isSilent, verdict: trace.Dropped, culprit: []string{"completes the handshake", "rule 1 of chain PREROUTING in table mangle"},
+	},
+	{
+		name: "IPv6: a zone for what the client sends", in: append(slices.Clone(inUserspace), inDNAT...), six: true, at: "two", plant: []string{"ip6tables -t raw -I PREROUTING 1 -i client -j CT --zone 5"},
+		remedy: "ip6tables -t raw -D PREROUTING 1",
+		fate:   isSilent, verdict: trace.Dropped, culprit: []string{"conntrack doesn't find the connection of the answer", "--zone 5", "rule 1 of chain PREROUTING in table raw"},
+	},
+	{
+		name: "IPv6: the hop limit is used up", in: append(slices.Clone(inUserspace), inDNAT...), six: true, at: "two", plant: []string{"ip6tables -t mangle -I PREROUTING 1 -d fd00:96::16 -p tcp -j HL --hl-set 1"}, remedy: "ip6tables -t mangle -D PREROUTING 1",
+		verdict: trace.Refused, culprit: []string{"hop limit (TTL) is used up", "HL --hl-set 1", "rule 1 of chain PREROUTING in table mangle"},
+	},
+	{
+		name: "UDP: the endpoint's firewall drops", udp: true, probed: true, plant: []string{"b1: iptables -A INPUT -p udp -j DROP"}, lift: []string{"b1: iptables -F INPUT"},
+		fate: isSilent, verdict: trace.Dropped, culprit: []string{"in network namespace {b1}, where endpoint 10.2.0.2:9000 is", "drops the packet", "rule 1 of chain INPUT in table filter"},
+	},
+	{
+		name: "UDP by IPv6: the endpoint's firewall refuses", in: inDNAT, six: true, at: "two", udp: true, plant: []string{"b2: ip6tables -A INPUT -p udp -j REJECT"}, lift: []string{"b2: ip6tables -F INPUT"},
+		fate: isRefused, verdict: trace.Refused, culprit: []string{"in network namespace {b2}, where endpoint [fd00:2::3]:9000 is", "refuses the packet", "rule 1 of chain INPUT in table filter"},
+	},
+	{
+		name: "UDP: answers are dropped", udp: true, plant: []string{"iptables -t mangle -I PREROUTING 1 -s 10.2.0.0/16 -p udp --sport 9000 -j DROP"},
+		remedy: "iptables -t mangle -D PREROUTING 1",
+		fate:   isSilent, verdict: trace.Dropped, culprit: []string{"the answer of 10.2.0.2:9000", "rule 1 of chain PREROUTING in table mangle"},
+	},
+	{
+		name: "UDP: answers aren't tracked", in: inDNAT, udp: true, plant: []string{"iptables -t raw -I PREROUTING 1 -s 10.2.0.0/16 -p udp --sport 9000 -j CT --notrack"},
+		remedy: "iptables -t raw -D PREROUTING 1",
+		fate:   isSilent, verdict: trace.Dropped, culprit: []string{"the answer of 10.2.0.2:9000", "isn't translated to 10.96.0.20:80", "rule 1 of chain PREROUTING in table raw"},
+	},
+	{
+		name: "UDP: a rule for what TCP sends", udp: true, plant: []string{"iptables -t raw -I PREROUTING 1 -p tcp -j DROP", "iptables -t mangle -I PREROUTING 1 -p udp --dport 81 -j DROP"},
+		lift: []string{"iptables -t raw -D PREROUTING 1", "iptables -t mangle -D PREROUTING 1"},
+		fate: isAnswered, verdict: trace.Forwarded,
+	},
 	// Settings.
 	{
 		name:  "strict reverse path filter, and another way back",
@@ -605,6 +704,20 @@ var faults = []fault{
 	},
 }
 
+func (f *fault) family() int {
+	if f.six {
+		return 1
+	}
+	return 0
+}
+
+func (f *fault) protocol() service.Protocol {
+	if f.udp {
+		return service.UDP
+	}
+	return service.TCP
+}
+
 // TestTraceNamesFaults: whatever goes wrong on a packet's way, real packets fare as trace
 // says, trace names it, and once it is mended, by the remedy where that is a command, they
 // are answered and trace says so.
@@ -612,6 +725,7 @@ func TestTraceNamesFaults(t *testing.T) {
 	w := newWorld(t)
 	services := map[string]lab.Manifest{
 		"web": newManifest("web", 10, w.net.Backends...), "one": newManifest("one", 20, w.net.Backends[0]), "closed": newManifest("closed", 21, w.net.Backends[0]),
+		"two": newManifest("two", 22, w.net.Backends[1]),
 	}
 	services["closed"].Ports[0].Target = 9999
 	for _, m := range services {
@@ -637,7 +751,7 @@ func TestTraceNamesFaults(t *testing.T) {
 			for _, f := range faults {
 				steering := map[bool]string{true: byNFTables, false: byIPTables}[mode == plan.ModeNFTables]
 				if f.stopped == stopped && (f.in == nil || slices.Contains(f.in, plane)) && (f.by == "" || f.by == steering) {
-					f.at = frontends(services[cmp.Or(f.at, "one")])[0].String()
+					f.at = frontends(services[cmp.Or(f.at, "one")])[f.family()].String()
 					t.Run(string(plane)+"/"+f.name, func(t *testing.T) { w.faulty(t, proxy, f) })
 				}
 			}
@@ -648,12 +762,13 @@ func TestTraceNamesFaults(t *testing.T) {
 
 // faulty plants one fault, looks, and mends it. proxy is what a stopped kproxy knows.
 func (w *world) faulty(t *testing.T, proxy *trace.Proxy, f fault) {
-	client, at := w.net.Config.ClientAddresses(0)[0], netip.MustParseAddrPort(f.at)
+	client, at := w.net.Config.ClientAddresses(0)[f.family()], netip.MustParseAddrPort(f.at)
 	look := func() trace.Result {
+		req := trace.Request{Address: at, From: client, Protocol: f.protocol(), Probe: f.probed && mode == plan.ModeNFTables}
 		if f.stopped {
-			return w.tracedStopped(proxy, trace.Request{Address: at, From: client})
+			return w.tracedStopped(proxy, req)
 		}
-		return w.traced(trace.Request{Address: at, From: client})
+		return w.traced(req)
 	}
 	for _, line := range f.plant {
 		w.at(line)
@@ -664,11 +779,14 @@ func (w *world) faulty(t *testing.T, proxy *trace.Proxy, f fault) {
 		if f.fate != isSilent { // an endpoint's first reset is kept from the client, until kproxy has asked the endpoint
 			wait = patience(10 * time.Second)
 		}
-		got := fateOf(w.askFrom(client, "tcp", at, wait))
+		got := fateOf(w.askFrom(client, f.protocol().String(), at, wait))
 		t.Logf("planted: packets are %s; verdict %s: %s", got, r.Verdict, r.Culprit)
 		if got != f.fate {
 			t.Errorf("real packets: %s, want %s", got, f.fate)
 		}
+	}
+	if r.Probe != nil {
+		probeAgrees(t, r, f.fate)
 	}
 	if f.unused != "" {
 		w.unused(t, &r, at, f.unused)
@@ -699,6 +817,18 @@ func (w *world) faulty(t *testing.T, proxy *trace.Proxy, f fault) {
 	w.mend(t, f, look)
 }
 
+// probeAgrees checks that a probe fares as real packets do, and says that it confirms the verdict.
+func probeAgrees(t *testing.T, r trace.Result, fate string) {
+	t.Helper()
+	outcomes := map[string][]string{isAnswered: {"connected", "answered"}, isRefused: {"refused", "unreachable"}, isSilent: {"timeout", "no answer"}}[fate]
+	if r.DataPlane == plan.Userspace && fate == isSilent {
+		outcomes = append(outcomes, "refused") // once kproxy gives up
+	}
+	if says := "confirms that the packet is " + string(r.Verdict); !slices.Contains(outcomes, r.Probe.Outcome) || r.Probe.Says != says {
+		t.Errorf("real packets are %s; the probe's outcome is %q (%s), and it %q, want it %q", fate, r.Probe.Outcome, r.Probe.Note, r.Probe.Says, says)
+	}
+}
+
 // mend mends a fault, and sees that it is.
 func (w *world) mend(t *testing.T, f fault, look func() trace.Result) {
 	alone := f.remedy != "" && !strings.HasPrefix(f.remedy, "ip link") && !strings.HasPrefix(f.remedy, "nsenter") // or routes have to be mended as well
@@ -714,7 +844,7 @@ func (w *world) mend(t *testing.T, f fault, look func() trace.Result) {
 			return nil
 		})
 		if !f.stopped {
-			w.answered("tcp", netip.MustParseAddrPort(f.at))
+			w.answered(f.protocol().String(), netip.MustParseAddrPort(f.at))
 		}
 	}
 	if alone {
@@ -751,7 +881,7 @@ func (w *world) at(line string) {
 
 // withPaths replaces the names of namespaces by their paths.
 func (w *world) withPaths(text string) string {
-	return strings.NewReplacer("{b1}", w.net.Backends[0].Namespace.Path(), "{client}", w.net.Client.Path()).Replace(text)
+	return strings.NewReplacer("{b1}", w.net.Backends[0].Namespace.Path(), "{b2}", w.net.Backends[1].Namespace.Path(), "{client}", w.net.Client.Path()).Replace(text)
 }
 
 // unused checks that a backend gets nothing, and that the trace says so.
