@@ -186,9 +186,9 @@ var faults = []fault{
 		fate:   isRefused, verdict: trace.Refused, culprit: []string{"10.2.0.3:7777", "no endpoint of default/one:line", "-j DNAT --to-destination 10.2.0.3:7777", "rule 1 of chain PREROUTING in table nat"},
 	},
 	{
-		name: "DNAT to where nobody is seen", plant: []string{"iptables -t nat -I PREROUTING 1 -d 10.96.0.20 -p tcp --dport 80 -j DNAT --to-destination 203.0.113.9:80"},
+		name: "DNAT to where nobody is", plant: []string{"iptables -t nat -I PREROUTING 1 -d 10.96.0.20 -p tcp --dport 80 -j DNAT --to-destination 203.0.113.9:80"},
 		remedy: "iptables -t nat -D PREROUTING 1",
-		fate:   isSilent, verdict: trace.Undetermined, culprit: []string{"203.0.113.9:80", "rule 1 of chain PREROUTING in table nat"},
+		fate:   isSilent, verdict: trace.Dropped, culprit: []string{"203.0.113.9:80", "leave by client", "neither has that address nor forwards", "rule 1 of chain PREROUTING in table nat"},
 	},
 	{
 		name: "redirect to where nothing listens", plant: []string{"iptables -t nat -I PREROUTING 1 -d 10.96.0.20 -p tcp --dport 80 -j REDIRECT --to-ports 9"},
