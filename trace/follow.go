@@ -38,7 +38,7 @@ type way struct {
 	answer         header          // of the endpoint's answer, as it leaves the endpoint
 }
 
-// header is what a packet's sender may set, and those that forward it see; a TTL of 0 isn't known.
+// header holds what a packet's sender may set, and those that forward it see; a TTL of 0 isn't known.
 type header struct{ ttl, tos byte }
 
 // set has a packet come with a header.

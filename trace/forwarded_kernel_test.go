@@ -14,7 +14,7 @@ import (
 	"kproxy.dev/kproxy/service"
 )
 
-// planted is what keeps the client, host 1, from the endpoint, host 2, or seems to. Commands have the addresses of the hosts, and what
+// planted keeps the client, host 1, from the endpoint, host 2, or seems to. Commands have the addresses of the hosts, and what
 // the family calls things, in variables.
 type planted struct {
 	name        string

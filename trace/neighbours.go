@@ -327,6 +327,9 @@ func (t *tracer) elsewhere(r *route) (Verdict, *Finding) {
 	switch g := t.guest(r.to); {
 	case !next.forwards[service.FamilyOf(r.to)]:
 		f.What += "which neither has that address nor forwards packets"
+		if g == nil { // whose address it is isn't seen: a route of type local may take it
+			return Undetermined, f
+		}
 		return Dropped, f
 	case g != nil && g.path != next.path:
 		f.What += fmt.Sprintf("which may forward them or not, but it is behind %s", g.by)
