@@ -188,7 +188,7 @@ var faults = []fault{
 	{
 		name: "DNAT to where nobody is", plant: []string{"iptables -t nat -I PREROUTING 1 -d 10.96.0.20 -p tcp --dport 80 -j DNAT --to-destination 203.0.113.9:80"},
 		remedy: "iptables -t nat -D PREROUTING 1",
-		fate:   isSilent, verdict: trace.Dropped, culprit: []string{"203.0.113.9:80", "leave by client", "neither has that address nor forwards", "rule 1 of chain PREROUTING in table nat"},
+		fate:   isSilent, verdict: trace.Undetermined, culprit: []string{"203.0.113.9:80", "leave by client", "neither has that address nor forwards", "rule 1 of chain PREROUTING in table nat"},
 	},
 	{
 		name: "redirect to where nothing listens", plant: []string{"iptables -t nat -I PREROUTING 1 -d 10.96.0.20 -p tcp --dport 80 -j REDIRECT --to-ports 9"},
