@@ -358,7 +358,8 @@ func (t *tracer) probeEndpoints(ctx context.Context, r *Result) (dead, asked int
 	var wg errgroup.Group
 	wg.SetLimit(probesAtOnce)
 	for i := range r.Candidates {
-		if r.Candidates[i].Probability == 0 || i >= maxLegs {
+		answered := r.Probe != nil && (r.Probe.Outcome == "connected" || r.Probe.Outcome == "answered") && r.Probe.Endpoint == r.Candidates[i].Endpoint
+		if r.Candidates[i].Probability == 0 || i >= maxLegs || answered { // the node's own packets may be stopped where the client's aren't
 			continue
 		}
 		asked++

@@ -266,7 +266,7 @@ var faults = []fault{
 		fate: isSilent, verdict: trace.Dropped, culprit: []string{"the policy of chain OUTPUT in table filter", "the answer of"},
 	},
 	{
-		name: "the policy of OUTPUT", in: inKernel, plant: []string{"iptables -P OUTPUT DROP"}, lift: []string{"iptables -P OUTPUT ACCEPT"},
+		name: "the policy of OUTPUT", in: inKernel, probed: true, plant: []string{"iptables -P OUTPUT DROP"}, lift: []string{"iptables -P OUTPUT ACCEPT"},
 		fate: isAnswered, verdict: trace.Forwarded,
 	},
 	{
