@@ -691,7 +691,9 @@ func (n *neighbourhood) add(s space, here int, names, masters map[int]string) {
 	var macs []string
 	byIndex := map[int]netlink.Link{}
 	for _, l := range links {
-		macs = append(macs, l.Attrs().HardwareAddr.String())
+		if mac := l.Attrs().HardwareAddr.String(); mac != "" { // links without a card, as lo's, have none
+			macs = append(macs, mac)
+		}
 		byIndex[l.Attrs().Index] = l
 	}
 	for _, l := range links {
