@@ -114,3 +114,14 @@ func OnlineCPUs(path string) (int, error) {
 	}
 	return n, nil
 }
+
+// KeepAccounting calls probe and sets conntrack's accounting back, which the kernel turns on when it checks a rule that counts
+// a connection's packets (connbytes_mt_check in net/netfilter/xt_connbytes.c, nft_ct_get_init in net/netfilter/nft_ct.c).
+func KeepAccounting(probe func()) {
+	const file = "/proc/sys/net/netfilter/nf_conntrack_acct"
+	was, err := os.ReadFile(file)
+	probe()
+	if is, err2 := os.ReadFile(file); err == nil && err2 == nil && string(is) != string(was) {
+		_ = os.WriteFile(file, was, 0o644) // where it can't be written, nobody minds that it is on
+	}
+}

@@ -64,8 +64,8 @@ func (d *Driver) Probe(_ context.Context, _ plan.Mode, trial bool) (kernel.Facts
 		return nil
 	}
 	if !trial {
-		_ = look()
-	} else if apart := kernel.Apart(look); apart != nil { // a rule that counts packets has conntrack count (nft_ct_get_init)
+		kernel.KeepAccounting(func() { _ = look() })
+	} else if apart := kernel.Apart(look); apart != nil {
 		err = apart
 	}
 	ipv6 := plan.Capability{Name: "ip6 nftables", Supported: err == nil && !d.skipIPv6}

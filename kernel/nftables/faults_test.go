@@ -500,6 +500,16 @@ func TestKernelsWithoutIt(t *testing.T) {
 	}
 }
 
+// TestProbeLeavesAccounting: to have the kernel check rules that count packets doesn't leave conntrack counting.
+func TestProbeLeavesAccounting(t *testing.T) {
+	t.Parallel()
+	kerneltest.Namespace(t)
+	facts, err := nftables.NewDriver("", false).Probe(t.Context(), plan.ModeNFTables, false)
+	if n, ok := kernel.ReadSysctl("net", "netfilter", "nf_conntrack_acct"); err != nil || facts.Missing != nil || !ok || n != 0 {
+		t.Errorf("nf_conntrack_acct is %d (%t) after %+v, %v", n, ok, facts, err)
+	}
+}
+
 // forgetful is a kernel whose next list of many elements lacks some: a message of the list.
 type forgetful struct {
 	nftables.Netlink

@@ -82,7 +82,7 @@ func (p *Prober) Probe(ctx context.Context) (*Host, error) {
 	h.need(c, "kernel options CONFIG_IP_SET, CONFIG_IP_SET_HASH_IPPORT, _HASH_IPPORTIP, _HASH_IPPORTNET, _HASH_NET, _HASH_IP, _BITMAP_PORT", nil)
 	h.need(programs, "install the Debian package iptables", nil)
 	if programs.Supported && sets != nil {
-		keepAccounting(func() { p.probeRules(ctx, h, sets) })
+		kernel.KeepAccounting(func() { p.probeRules(ctx, h, sets) })
 	}
 	if err := ctx.Err(); err != nil {
 		return nil, err

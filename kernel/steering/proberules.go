@@ -3,7 +3,6 @@ package steering
 import (
 	"context"
 	"fmt"
-	"os"
 	"slices"
 	"strings"
 
@@ -58,17 +57,6 @@ var (
 	probeAddress = [2]string{service.IPv4: "192.0.2.1:1", service.IPv6: "[2001:db8::1]:1"}
 	probeNetwork = [2]string{service.IPv4: "192.0.2.0/24", service.IPv6: "2001:db8::/64"}
 )
-
-// keepAccounting calls probe and sets conntrack's accounting back, which the kernel turns
-// on when a rule has -m connbytes (connbytes_mt_check in net/netfilter/xt_connbytes.c).
-func keepAccounting(probe func()) {
-	const file = "/proc/sys/net/netfilter/nf_conntrack_acct"
-	was, err := os.ReadFile(file)
-	probe()
-	if is, err2 := os.ReadFile(file); err == nil && err2 == nil && string(is) != string(was) {
-		_ = os.WriteFile(file, was, 0o644) // where it can't be written, nobody minds that it is on
-	}
-}
 
 // probeRules tries every feature in a scratch chain: all of a table at once,
 // and one by one where that fails, to find out which it is. IPv6 is there if
