@@ -17,6 +17,7 @@ export CGO_ENABLED=0 # as there and in the VM, so that all is compiled once; onl
 root=$PWD
 export KPROXY_BIN=$root/bin/kproxy
 staticcheck=honnef.co/go/tools/cmd/staticcheck@v0.8.2
+linter=$root/bin/${staticcheck##*/}-$(go env GOVERSION)
 ci=${KPROXY_CI:-${CI:-}}
 
 # check NAME COMMAND... is a test that passes when the command does. It runs in this shell, and may set variables.
@@ -133,6 +134,14 @@ bench_works() {
 	fi
 }
 
+# lint runs staticcheck.
+lint() { linter && "$linter/staticcheck" "$@"; }
+
+# linter builds staticcheck, once: go run asks the module proxy each time, which a stage that runs beside others may do in vain.
+linter() { (flock 9; [[ -x $linter/staticcheck ]] || GOBIN=$linter twice go install "$staticcheck") 9>"$root/bin/lint.lock"; }
+
+twice() { "$@" || "$@"; }
+
 formatted() {
 	local wrong
 	wrong=$(gofmt -l $(git ls-files --cached --others --exclude-standard '*.go'))
@@ -220,7 +229,7 @@ code() {
 # may_end_late runs what takes long, one after another, as each by itself keeps all processors busy. Tests that are modules of their own
 # have `make check` look at them, and compiling for arm64 is for `make test-arm64`.
 may_end_late() {
-	stage staticcheck check staticcheck go run "$staticcheck" ./...
+	stage staticcheck check staticcheck lint ./...
 	stage benchmarks benchmarks
 	stage helm with_helm
 }
@@ -234,7 +243,7 @@ other_modules() {
 			export GOFLAGS="$GOFLAGS -mod=mod"
 			case $1 in
 				vet) check "vet-$module" go vet $(go list ./... | grep -v /controlplane) ;;
-				staticcheck) check "staticcheck-$module" go run "$staticcheck" ./... ;;
+				staticcheck) check "staticcheck-$module" lint ./... ;;
 			esac
 		)
 	done
@@ -304,7 +313,7 @@ quick() {
 	mapfile -t tested < <({ printf '%s\n' "${own[@]}"; printf '%s\n' "${users[@]}" | grep -vE "$slow" | head -n 10; } | grep -vE '^$|/test/(e2e|deploy|vm)$')
 	if ((${#own[@]})); then
 		check vet go vet "${own[@]}" "${users[@]}"
-		check staticcheck go run "$staticcheck" "${own[@]}" >bin/staticcheck.json &
+		check staticcheck lint "${own[@]}" >bin/staticcheck.json &
 	fi
 	tests layout -parallel=$((2 * $(nproc))) -skip="$long" ./test ./test/golden ./test/mutants "${tested[@]}"
 	wait
@@ -344,9 +353,8 @@ fetch() {
 	for module in helm browser kube; do
 		(cd "test/$module" && GOFLAGS="$GOFLAGS -mod=mod" twice go list -deps -test ./...)
 	done
-	twice go run "$staticcheck" -version
+	linter
 }
-twice() { "$@" || "$@"; }
 fetch >/dev/null 2>&1 &
 early+=("-$!")
 set +m
