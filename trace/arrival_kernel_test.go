@@ -5,6 +5,7 @@ import (
 	"net"
 	"net/netip"
 	"os/exec"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -27,6 +28,20 @@ func seen(t *testing.T, n *kerneltest.Network, i int) {
 			_ = c.Wait()
 		})
 	})
+}
+
+// TestUnseenEndpoint: what is in a network namespace that isn't seen from here isn't followed, and the trace says where it ends.
+func TestUnseenEndpoint(t *testing.T) {
+	n := kerneltest.NewNetwork(t, 2)
+	n.Serve(2, "b", 9000)
+	n.On(2, func() { sh(t, "iptables -A INPUT -p tcp -j DROP") })
+	sh(t, "iptables -t nat -A PREROUTING -d 10.96.0.10 -p tcp --dport 80 -j DNAT --to-destination 10.2.0.2:9000")
+	to := netip.MustParseAddrPort("10.96.0.10:80")
+	_, _, failed := n.Ask(1, service.TCP, to)
+	r, err := Run(t.Context(), Request{Address: to, Protocol: service.TCP, From: n.Address(service.IPv4, 1)}, nil)
+	if failed == nil || err != nil || r.Verdict != Forwarded || !slices.ContainsFunc(r.Findings, func(f Finding) bool { return strings.Contains(f.What, "ends at the door") }) {
+		t.Errorf("packets: %v; trace: %v, %s, %+v", failed, err, r.Verdict, r.Findings)
+	}
 }
 
 // TestFullQueue: an endpoint whose program accepts nothing takes connections until its queue is full.
