@@ -73,7 +73,7 @@ func (r *Report) StandsOut(format string, args ...any) {
 // clean removes what must not leave the node.
 func (r *Report) clean(content []byte) []byte { return r.cfg.Mask.apply(WithoutSecrets(content)) }
 
-// errLate is why something is left out.
+// errLate says why something is left out.
 var errLate = errors.New("it took too long")
 
 // Add adds a file and what it is about. With err the page says why it isn't there, or isn't whole where there is some content.

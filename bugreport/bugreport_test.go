@@ -197,7 +197,7 @@ func TestMask(t *testing.T) {
 var delimiters = []string{" ", "\t", "\n", "\x1b", `"`, "'", "`", "(", ")", "[", "]", "{", "}", "<", ">", "=", ",", ";", "|", "@", "/", "+", "!", "*", "~", "#", "&", "?", "^", "$", "é",
 	`\"`, `\n`, `\r`, `\t`, `\a`, `\b`, `\f`, `\v`, `\\n`, `\\\"`, `\u003c`, `\u0020`, `\u2028`, `\x1b`, `\x00`, `\U0001f600`, "%20", "%2F", "%3a"}
 
-// secretsOf are what a mask that knows acme-shop has to replace.
+// secretsOf lists what a mask that knows acme-shop has to replace.
 var secretsOf = []string{"10.1.2.3", "fd00:1::2", "acme-shop"}
 
 func learned() *Mask {

@@ -154,7 +154,7 @@ func (m *Mask) apply(text []byte) []byte {
 	return out
 }
 
-// escaped is what stands for a character that words don't have, in JSON, in strings that Go quotes and in URLs. What
+// escaped matches what stands for a character that words don't have, in JSON, in strings that Go quotes and in URLs. What
 // follows is another word.
 var escaped = regexp.MustCompile(`^(?:\\(?:[abfnrtv]|x[0-9A-Fa-f]{2}|u[0-9A-Fa-f]{4}|U[0-9A-Fa-f]{8})|%(?:2[0-9A-Fa-f]|3[A-Fa-f]))`)
 

@@ -246,6 +246,9 @@ func (t *tracer) goesOn(w way, connMark uint32) (way, []end) {
 	}
 	left, stopped := t.passesAgain(w, connMark, false, who)
 	if t.req.Protocol == service.TCP {
+		if len(stopped) == 0 {
+			return left, nil
+		}
 		if data, _ := t.passesAgain(w, connMark, true, who); data.share > left.share {
 			for i := range stopped {
 				if e := &stopped[i]; e.verdict == Dropped {

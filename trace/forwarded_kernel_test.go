@@ -25,7 +25,7 @@ type planted struct {
 	culprit     string
 }
 
-// words are the variables of what is planted.
+// words lists the variables of what is planted.
 var words = [2][]string{
 	service.IPv4: {"IP=ip -4", "TABLES=iptables", "SERVICE=10.96.0.10", "CLIENT=10.1.0.2", "ENDPOINT=10.2.0.2", "OTHER=10.3.0.2", "BITS=32", "TTL=TTL --ttl", "FORWARDING=net.ipv4.ip_forward", "ACK=52"},
 	service.IPv6: {"IP=ip -6", "TABLES=ip6tables", "SERVICE=fd00:96::10", "CLIENT=fd00:1::2", "ENDPOINT=fd00:2::2", "OTHER=fd00:3::2", "BITS=128", "TTL=HL --hl", "FORWARDING=net.ipv6.conf.all.forwarding", "ACK=72"},

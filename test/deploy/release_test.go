@@ -36,7 +36,7 @@ func TestRelease(t *testing.T) {
 	}
 	for _, program := range []string{"skopeo", "docker-registry"} {
 		if _, err := exec.LookPath(program); err != nil {
-			t.Skip(err)
+			t.Skipf("needs the Debian package %s: %v", program, err)
 		}
 	}
 	rootfs, err := packages()
