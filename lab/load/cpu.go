@@ -50,10 +50,11 @@ func (c CPU) minus(b CPU) CPU {
 type cpuReader struct {
 	servers, proxies, softirqd []int
 	apart                      bool
+	last                       map[int]float64 // by process: one that has ended counts as when it was read last
 }
 
 func newCPUReader(servers, proxies []int) *cpuReader {
-	return &cpuReader{servers, proxies, kernelThreads("ksoftirqd/"), InterruptsApart()}
+	return &cpuReader{servers, proxies, kernelThreads("ksoftirqd/"), InterruptsApart(), map[int]float64{}}
 }
 
 // kernelThreads finds those with a prefix of their names; none in a PID namespace.
@@ -85,16 +86,17 @@ func (r *cpuReader) read() (CPU, error) {
 		return c, err
 	}
 	for _, part := range []struct {
-		into    *float64
-		pids    []int
-		offline error // what is no error
-	}{{&c.Backend, r.servers, nil}, {&c.Proxy, r.proxies, nil}, {&c.Softirqd, r.softirqd, unix.EINVAL}} {
+		into *float64
+		pids []int
+	}{{&c.Backend, r.servers}, {&c.Proxy, r.proxies}, {&c.Softirqd, r.softirqd}} {
 		for _, pid := range part.pids {
-			t, err := ProcessTime(pid)
-			if err != nil && (part.offline == nil || !errors.Is(err, part.offline)) {
+			switch t, err := ProcessTime(pid); {
+			case err == nil:
+				r.last[pid] = t
+			case !errors.Is(err, unix.EINVAL): // which is one that has ended, as a proxy's children do
 				return c, err
 			}
-			*part.into += t
+			*part.into += r.last[pid]
 		}
 	}
 	return c, nil

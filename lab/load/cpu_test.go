@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"os"
+	"os/exec"
 	"testing"
 	"time"
 
@@ -48,6 +49,32 @@ func TestProcessTime(t *testing.T) {
 	}
 	if _, err := ProcessTime(1 << 22); err == nil { // PID_MAX_LIMIT: none has it
 		t.Error("of a process that doesn't exist: no error")
+	}
+}
+
+// TestEndedProcess: what a proxy's short-lived child has used stays counted after its end, and the load goes on.
+func TestEndedProcess(t *testing.T) {
+	child := exec.Command("/bin/sh", "-c", "read line")
+	stdin, err := child.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := child.Start(); err != nil {
+		t.Fatal(err)
+	}
+	r := newCPUReader(nil, []int{child.Process.Pid})
+	during, err := r.read()
+	if err != nil {
+		t.Fatal(err)
+	}
+	_ = stdin.Close()
+	_ = child.Wait() // read's status is 1 at the end of its input
+	after, err := r.read()
+	if err != nil || after.Proxy < during.Proxy || during.Proxy == 0 {
+		t.Errorf("%v: %g s after the end, %g s before", err, after.Proxy, during.Proxy)
+	}
+	if neverSeen, err := newCPUReader(nil, []int{child.Process.Pid}).read(); err != nil || neverSeen.Proxy != 0 {
+		t.Errorf("%v: %g s of one that had ended before", err, neverSeen.Proxy)
 	}
 }
 
