@@ -9,6 +9,7 @@ PATH=$PATH:/usr/local/go/bin
 packages=("$@")
 ((${#packages[@]})) || packages=(linux-image-amd64 linux-image-6.12-amd64)
 bin=$PWD/bin/kernels
+export KPROXY_BIN=$PWD/bin/kproxy
 . test/e2e/planes.sh
 
 rm -rf "$bin"
