@@ -65,120 +65,32 @@ func (b *Board) draw(now time.Time) *drawing {
 	}
 	d := &drawing{at: now, services: make([]drawnService, len(b.services)), members: make([]drawnMember, len(b.members))}
 	b.drawn, b.stale, b.remade, b.rehoused = d, false, false, false
-	var answering []*member
-	for _, m := range b.members {
-		switch {
-		case m.trouble != nil:
-			d.silent++
-		case !m.known:
-			d.unasked++
-		default:
-			answering = append(answering, m)
-			m.cells = append(m.cells, make([]cell, max(0, len(b.services)-len(m.cells)))...)
-		}
-	}
-	d.answering = len(answering)
-	silentTo := map[string]int{}
-	for _, m := range answering {
-		for _, node := range m.finds {
-			silentTo[node]++
-		}
-	}
-	for i, m := range b.members {
-		d.members[i].silentTo = silentTo[m.Name]
-		if m.trouble == nil && m.known && (m.ails() || silentTo[m.Name] > 0) {
-			d.ailing++
-		}
-	}
+	answering := d.census(b.members, len(b.services))
 	views, most := majority(answering, len(b.services))
-	d.views = views
 	settled := uint32(now.Add(-2 * b.interval(now)).Unix())
 	for i, m := range b.members {
-		if m.trouble != nil || !m.known {
-			continue
-		}
-		of := &d.members[i]
-		for id := range m.cells {
-			c, s := &m.cells[id], &d.services[id]
-			if b.services[id].key == "" {
-				continue
-			}
-			differs := most[id] && c.view != views[id]
-			switch {
-			case !differs:
-				c.since = 0
-			case c.since == 0:
-				c.since = uint32(now.Unix())
-			}
-			differs = differs && c.since <= settled
-			if differs {
-				s.differ++
-				of.differ++
-				if of.since == 0 || c.since < of.since {
-					of.since = c.since
-				}
-			}
-			class := c.class
-			if c.view == 0 {
-				if c.class = 0; differs {
-					c.class = classMissing
-				}
-				class = c.class
-			} else {
-				of.services++
-			}
-			s.classes[class]++
-			of.classes[class]++
-			s.planes[c.plane]++
-			s.errors += uint64(c.errors)
-			of.errors += uint64(c.errors)
-			s.active += int64(c.active)
-		}
-		if of.differ > 0 {
-			d.lagging++
+		if m.answers() {
+			d.add(&d.members[i], m, b.services, views, most, uint32(now.Unix()), settled)
 		}
 	}
 	for id := range d.services {
-		s, p := &d.services[id], &b.services[id]
-		if p.key == "" {
-			continue
-		}
-		s.classes[classUnknown] = int32(d.silent)
-		switch {
-		case most[id] || len(answering) < 2:
-			p.split = 0
-		case p.split == 0:
-			p.split = uint32(now.Unix())
-		}
-		if s.split = p.split > 0 && p.split <= settled; s.split {
-			d.split++
-		}
-		for class := uint8(1); class <= classFine; class++ { // from the worst
-			if s.classes[class] > 0 && class != classUnknown {
-				s.worst = class
-				break
+		if p := &b.services[id]; p.key != "" {
+			switch {
+			case most[id] || len(answering) < 2:
+				p.split = 0
+			case p.split == 0:
+				p.split = uint32(now.Unix())
 			}
+			d.rank(int32(id), p.split > 0 && p.split <= settled)
 		}
-		if s.worst == 0 {
-			s.worst = classUnknown
-			if len(answering) > 0 {
-				continue // it has gone, as far as is known
-			}
+		if !most[id] {
+			views[id] = 0
 		}
-		if s.rank = s.worst; (s.differ > 0 || s.split) && s.rank > classUnknown {
-			s.rank = classUnknown
-		}
-		d.tally[s.worst]++
-		d.order = append(d.order, int32(id))
 	}
+	d.views = views
 	for i, m := range b.members {
 		if m.trouble != nil {
 			d.members[i].classes[classUnknown] = int32(len(d.order))
-		}
-	}
-	for id := range views {
-		if !most[id] {
-			views[id] = 0
 		}
 	}
 	slices.SortFunc(d.order, func(x, y int32) int {
@@ -186,6 +98,101 @@ func (b *Board) draw(now time.Time) *drawing {
 		return cmp.Or(cmp.Compare(s.rank, t.rank), cmp.Compare(t.errors, s.errors), cmp.Compare(t.differ, s.differ), strings.Compare(b.services[x].key, b.services[y].key))
 	})
 	return d
+}
+
+// answers reports whether a node's last answer is known, and is none of trouble.
+func (m *member) answers() bool { return m.trouble == nil && m.known }
+
+// census counts the nodes by whether they answer and ail, and returns those that answer, with a cell for each service port.
+func (d *drawing) census(members []*member, services int) (answering []*member) {
+	silentTo := map[string]int{}
+	for _, m := range members {
+		switch {
+		case m.trouble != nil:
+			d.silent++
+		case !m.known:
+			d.unasked++
+		default:
+			answering = append(answering, m)
+			m.cells = append(m.cells, make([]cell, max(0, services-len(m.cells)))...)
+			for _, node := range m.finds {
+				silentTo[node]++
+			}
+		}
+	}
+	d.answering = len(answering)
+	for i, m := range members {
+		d.members[i].silentTo = silentTo[m.Name]
+		if m.answers() && (m.ails() || silentTo[m.Name] > 0) {
+			d.ailing++
+		}
+	}
+	return answering
+}
+
+// add adds a node's cells to it and to their service ports. A cell that differs from most nodes' counts as different once it has
+// done so since settled; times are Unix seconds.
+func (d *drawing) add(of *drawnMember, m *member, ports []servicePort, views []uint32, most []bool, now, settled uint32) {
+	for id := range m.cells {
+		if ports[id].key == "" {
+			continue
+		}
+		c, s := &m.cells[id], &d.services[id]
+		differs := most[id] && c.view != views[id]
+		switch {
+		case !differs:
+			c.since = 0
+		case c.since == 0:
+			c.since = now
+		}
+		if differs = differs && c.since <= settled; differs {
+			s.differ++
+			of.differ++
+			if of.since == 0 || c.since < of.since {
+				of.since = c.since
+			}
+		}
+		if c.view != 0 {
+			of.services++
+		} else if c.class = 0; differs {
+			c.class = classMissing
+		}
+		s.classes[c.class]++
+		of.classes[c.class]++
+		s.planes[c.plane]++
+		s.errors += uint64(c.errors)
+		of.errors += uint64(c.errors)
+		s.active += int64(c.active)
+	}
+	if of.differ > 0 {
+		d.lagging++
+	}
+}
+
+// rank finds a service port's worst class and puts it in the order, unless it has gone, as far as is known.
+func (d *drawing) rank(id int32, split bool) {
+	s := &d.services[id]
+	s.classes[classUnknown] = int32(d.silent)
+	if s.split = split; split {
+		d.split++
+	}
+	for class := uint8(1); class <= classFine; class++ { // from the worst
+		if s.classes[class] > 0 && class != classUnknown {
+			s.worst = class
+			break
+		}
+	}
+	if s.worst == 0 {
+		s.worst = classUnknown
+		if d.answering > 0 {
+			return
+		}
+	}
+	if s.rank = s.worst; (s.differ > 0 || split) && s.rank > classUnknown {
+		s.rank = classUnknown
+	}
+	d.tally[s.worst]++
+	d.order = append(d.order, id)
 }
 
 // house notes whose addresses are whose. A node's own are the node's: of the pods that share them, which may be of several
