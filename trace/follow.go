@@ -313,6 +313,9 @@ func (t *tracer) ownStop(s *netfilter.Step, v netfilter.Verdict) *Finding {
 	case s.Chain == steering.ChainInvalid || strings.Contains(s.Text, "ct state invalid"):
 		return &Finding{SeverityError, "conntrack can't place the packet (INVALID)", where, "look whether answers take another way than requests"}
 	}
+	if before := t.takenBefore(); before != nil { // what was to go to userspace meets IPVS' rules
+		return before
+	}
 	return &Finding{SeverityError, fmt.Sprintf("kproxy's own rule %s the packet: %s", stops[v].does, s.Text), where, ""}
 }
 
