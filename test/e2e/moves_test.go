@@ -123,6 +123,7 @@ func TestHangIsNoOutage(t *testing.T) {
 	m := newManifest("web", 10, w.net.Backends...)
 	w.must(m.Write(w.manifests))
 	w.start("--alive-timeout", lasting(2*time.Second).String())
+	w.pin("web", "line", service.PreferKernel) // whose rules are there then
 	w.pin("web", "line", service.PreferUserspace)
 	w.node("kill", "-STOP", strconv.Itoa(w.proxy.PID()))
 	sleep(2500 * time.Millisecond)
