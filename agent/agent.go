@@ -29,6 +29,7 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
+	"kproxy.dev/kproxy/agent/nodehealth"
 	"kproxy.dev/kproxy/config"
 	"kproxy.dev/kproxy/conntrack"
 	"kproxy.dev/kproxy/health"
@@ -65,7 +66,7 @@ type Options struct {
 
 	// HealthPort answers load balancers at Services' health-check node ports; nil
 	// leaves these closed.
-	HealthPort ServeHealthPort
+	HealthPort nodehealth.Serve
 }
 
 // Agent runs kproxy on this node. Its exported methods are safe for concurrent
@@ -114,8 +115,7 @@ type Agent struct {
 	remains        *userspace.Remains // until userspace has recovered them
 	recorded       func(memory int)
 	pause          time.Duration
-	healthPort     ServeHealthPort
-	healths        *healthPorts
+	healths        *nodehealth.Ports
 	left           atomic.Pointer[[]plan.Capability] // of kube-proxy's; nil until looked for
 
 	from      *Predecessor // nil if there is none to take over from
@@ -159,9 +159,9 @@ func New(o Options) *Agent {
 		dirty: map[service.Key]bool{},
 		cfg:   o.Config, version: o.Version, log: o.Log, reread: o.Reread, started: time.Now(),
 		node: strings.ToLower(node), policy: policyOf(o.Config), health: healthOf(o.Config),
-		trigger: make(chan struct{}, 1), passing: make(turn, 1), handing: make(turn, 1), healthPort: o.HealthPort, remains: o.Remains, recorded: o.Recorded, pause: o.Pause, from: o.Predecessor, tookOver: o.TookOver, serves: func() {},
+		trigger: make(chan struct{}, 1), passing: make(turn, 1), handing: make(turn, 1), remains: o.Remains, recorded: o.Recorded, pause: o.Pause, from: o.Predecessor, tookOver: o.TookOver, serves: func() {},
 	}
-	a.figures.observer = o.Observer
+	a.figures.observer, a.healths = o.Observer, nodehealth.New(o.HealthPort, o.Log, a.healthPortFailed)
 	return a
 }
 
@@ -234,7 +234,6 @@ func (a *Agent) Run(ctx context.Context) error {
 		return a.leave(err)
 	}
 	a.repair = newConntrackRepair(a.log, a.conntrack, a.steering, a.userspace, a.current.Load)
-	a.healths = newHealthPorts(a.healthPort, a.log, a.healthPortFailed)
 	a.isSetUp.Store(true)
 	defer a.conntrack.Close()
 
@@ -295,7 +294,7 @@ func (a *Agent) work(ctx context.Context) error {
 		g.Go(func() error { return a.passive.run(ctx, a.log, a.current.Load) })
 	}
 	g.Go(func() error { return a.fast(ctx) })
-	g.Go(func() error { return a.healths.run(ctx) })
+	g.Go(func() error { return a.healths.Run(ctx) })
 	g.Go(func() error { a.reportLeftovers(ctx); return nil }) // beside the rest: on a big node it takes seconds
 	g.Go(func() error { return a.programmer.run(ctx, damaged) })
 	g.Go(func() error { return a.watch(ctx, damaged, ended.Overflows) })

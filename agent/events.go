@@ -103,6 +103,14 @@ func (a *Agent) recordEjections(d plan.Delta, at time.Time) {
 	}
 }
 
+// healthPortFailed keeps the event that load balancers get no answer, where its
+// Service's users look: kube-proxy's reason and action.
+func (a *Agent) healthPortFailed(h plan.HealthPort, why string) {
+	if a.record != nil {
+		a.record.Event(h.Namespace, h.Name, true, "FailedToStartServiceHealthcheck", "Listen", "node "+a.node+": "+why)
+	}
+}
+
 // ejectionNote names endpoints, the first of many.
 func ejectionNote(of []*plan.Endpoint) string {
 	if len(of) == 1 {

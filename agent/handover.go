@@ -4,14 +4,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net"
 	"os"
 	"slices"
 	"sync"
 	"syscall"
 	"time"
-
-	"golang.org/x/sys/unix"
 
 	"kproxy.dev/kproxy/userspace/handover"
 )
@@ -208,7 +205,7 @@ func (h *predecessor) paused(step handover.Step) error {
 			h.orders.stop(false)
 		}
 	}()
-	listeners, fds := h.healths.files()
+	listeners, fds := h.healths.Files()
 	defer handover.CloseFiles(fds)
 	if err := h.accounting.Refresh(0, h.conntrack.List); err != nil {
 		h.log.Warn("the kernel's connections can't be counted", "error", err)
@@ -280,17 +277,4 @@ func networkNamespace() (uint64, error) {
 		return 0, fmt.Errorf("find own network namespace: %w", err)
 	}
 	return ns.Sys().(*syscall.Stat_t).Ino, nil
-}
-
-// ListenerFile returns a descriptor of l, which the caller closes. [net.TCPListener.File] would make the socket, which
-// both share, a blocking one.
-func ListenerFile(l net.Listener) (fd int, err error) {
-	raw, err := l.(syscall.Conn).SyscallConn()
-	if err != nil {
-		return -1, err
-	}
-	if ctrl := raw.Control(func(own uintptr) { fd, err = unix.FcntlInt(own, unix.F_DUPFD_CLOEXEC, 0) }); ctrl != nil {
-		return -1, ctrl
-	}
-	return fd, err
 }

@@ -158,7 +158,7 @@ func (a *Agent) pass(ctx context.Context) (*plan.Plan, error) {
 	}
 	a.logDetector(old, p)
 	a.followPassive(d)
-	a.healths.follow(p, d, healthAddresses(&p.Policy))
+	a.healths.Follow(p, d)
 	a.adopted = nil // only the first plan asks: a service that comes later is new
 	a.programmer.program(p, d, &r)
 	a.staleFlows.follow(old, d)

@@ -34,7 +34,7 @@ func (a *Agent) Status() plan.Status {
 			row.Problems = append(slices.Clone(row.Problems), fmt.Sprintf(
 				"its endpoints are probed %.3g times less often than they should be: its namespace asks for more than its share of --health-max-rate %d probes a second", pace, a.cfg.Health.MaxRate))
 		}
-		if more := a.healths.problemsOf(s.Port.Namespace, s.Port.Name); len(more) > 0 {
+		if more := a.healths.ProblemsOf(s.Port.Namespace, s.Port.Name); len(more) > 0 {
 			row.Problems = slices.Concat(row.Problems, more)
 		}
 	}

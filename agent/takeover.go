@@ -8,7 +8,6 @@ import (
 	"net"
 	"net/netip"
 	"os"
-	"strings"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -78,14 +77,7 @@ func (p *Predecessor) Listener(name string) (net.Listener, error) {
 	if !found {
 		return nil, nil
 	}
-	return listenerOf(fd, name)
-}
-
-// listenerOf takes a descriptor over.
-func listenerOf(fd int, name string) (net.Listener, error) {
-	f := os.NewFile(uintptr(fd), name)
-	defer f.Close()
-	return net.FileListener(f)
+	return handover.FileListener(fd, name)
 }
 
 func (p *Predecessor) interrupt() { p.conn.Close() }
@@ -181,7 +173,7 @@ func (a *Agent) pausePredecessor() error {
 	if err != nil {
 		return err
 	}
-	a.healths.inherit(paused.Files, files)
+	a.healths.Inherit(paused.Files, files)
 	a.from.kernel, a.from.History = countersIn(paused.Kernel), paused.History
 	a.prober.Resume(plan.Targets(a.source.Latest(), a.health, a.policyNow().ExcludeCIDRs...), healthIn(paused.Health))
 	a.pins, err = openPins(a.cfg.StateDir) // it may have written some since
@@ -224,25 +216,6 @@ func (a *Agent) takeOver(first *plan.Plan) error {
 	a.programmer.steeringReady() // the rules are the predecessor's
 	a.tookOver()
 	return nil
-}
-
-// inherit takes a predecessor's listeners.
-func (h *healthPorts) inherit(names []handover.File, files []int) {
-	h.inherited = map[netip.AddrPort]net.Listener{}
-	for _, f := range names {
-		at, err := netip.ParseAddrPort(strings.TrimPrefix(f.Name, healthListener))
-		if i := int(f.File) - 1; err == nil && i >= 0 && i < len(files) && files[i] >= 0 {
-			if l, err := listenerOf(files[i], f.Name); err == nil {
-				h.inherited[at] = l
-			}
-			files[i] = -1
-		}
-	}
-	for _, fd := range files {
-		if fd >= 0 {
-			_ = unix.Close(fd)
-		}
-	}
 }
 
 // healthOut returns what v knows, for a successor.

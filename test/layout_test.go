@@ -59,6 +59,7 @@ var layout = []row{
 	{folder: "trace", imports: "service health plan kernel kernel/steering kernel/nlmsg conntrack userspace trace/netfilter", third: netlink + " golang.org/x/sync"},
 	{folder: "bugreport", imports: "service kernel conntrack trace/netfilter", third: netlink},
 	{folder: "docs"},
+	{folder: "agent/nodehealth", imports: "plan service userspace/handover", third: "golang.org/x/sys"},
 	{folder: "agent", imports: "*", third: "golang.org/x/sync golang.org/x/sys golang.org/x/time"},
 	{folder: "web", imports: "plan service health trace docs", third: "github.com/prometheus/client_golang github.com/prometheus/client_model"},
 	// The cluster's nodes, asked over the API server with the user's rights.

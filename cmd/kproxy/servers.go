@@ -97,7 +97,7 @@ func (s *servers) files(cfg config.Config) (out []agent.File, err error) {
 		if *l.listener == nil {
 			continue
 		}
-		fd, err := agent.ListenerFile(*l.listener)
+		fd, err := handover.ListenerFile(*l.listener)
 		if err != nil {
 			return out, err
 		}

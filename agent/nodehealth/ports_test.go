@@ -1,4 +1,4 @@
-package agent
+package nodehealth
 
 import (
 	"bufio"
@@ -16,27 +16,27 @@ import (
 	"kproxy.dev/kproxy/service"
 )
 
-// healthWorld is healthPorts on real sockets of the loopback.
-type healthWorld struct {
+// world is Ports on real sockets of the loopback.
+type world struct {
 	plan *plan.Plan // last
 	*testing.T
-	h         *healthPorts
-	addresses [2][]netip.Addr
+	h      *Ports
+	policy plan.Policy
 
 	mu     sync.Mutex
 	events []string
 }
 
-func newHealthWorld(t *testing.T) *healthWorld {
-	w := &healthWorld{T: t, addresses: [2][]netip.Addr{{netip.MustParseAddr("127.0.0.1")}, {netip.MustParseAddr("::1")}}}
-	w.h = newHealthPorts(serveCount, slog.New(slog.DiscardHandler), func(h plan.HealthPort, why string) {
+func newWorld(t *testing.T) *world {
+	w := &world{T: t, policy: onlyAt("127.0.0.0/8", "::1/128")}
+	w.h = New(serveCount, slog.New(slog.DiscardHandler), func(h plan.HealthPort, why string) {
 		w.mu.Lock()
 		defer w.mu.Unlock()
 		w.events = append(w.events, h.Name+": "+why)
 	})
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 1)
-	go func() { done <- w.h.run(ctx) }()
+	go func() { done <- w.h.Run(ctx) }()
 	t.Cleanup(func() {
 		cancel()
 		if err := <-done; err != nil {
@@ -47,6 +47,14 @@ func newHealthWorld(t *testing.T) *healthWorld {
 		}
 	})
 	return w
+}
+
+// onlyAt returns a policy by which node ports answer at a node's addresses of these networks.
+func onlyAt(networks ...string) (p plan.Policy) {
+	for _, n := range networks {
+		p.NodePortNetworks = append(p.NodePortNetworks, netip.MustParsePrefix(n))
+	}
+	return p
 }
 
 // serveCount answers every connection with the Service's name and count.
@@ -64,8 +72,8 @@ func serveCount(ctx context.Context, l net.Listener, now func() plan.HealthPort)
 }
 
 // want has the servers follow these Services, each with an endpoint here.
-func (w *healthWorld) want(ports map[string]uint16) {
-	p := &plan.Plan{}
+func (w *world) want(ports map[string]uint16) {
+	p := &plan.Plan{Policy: w.policy}
 	for _, name := range []string{"a", "b"} {
 		if ports[name] == 0 {
 			continue
@@ -77,12 +85,12 @@ func (w *healthWorld) want(ports map[string]uint16) {
 		s.Endpoints = []plan.Endpoint{{Endpoint: &service.Endpoint{Address: netip.MustParseAddrPort("10.0.0.1:80"), Ready: true}, Local: true}}
 		p.Services = append(p.Services, s)
 	}
-	w.h.follow(p, plan.Between(w.plan, p), w.addresses)
+	w.h.Follow(p, plan.Between(w.plan, p))
 	w.plan = p
 }
 
 // answers waits for an answer at a port of address; empty for none.
-func (w *healthWorld) answers(address string, port uint16, want string) {
+func (w *world) answers(address string, port uint16, want string) {
 	w.Helper()
 	var got string
 	for deadline := time.Now().Add(20 * time.Second); time.Now().Before(deadline); time.Sleep(5 * time.Millisecond) {
@@ -115,7 +123,7 @@ func freePorts(t *testing.T, n int) []uint16 {
 // TestHealthPortsFollowThePlan: servers come and go with Services, in both
 // families, each with its own count; a port passes from one Service to another.
 func TestHealthPortsFollowThePlan(t *testing.T) {
-	w := newHealthWorld(t)
+	w := newWorld(t)
 	p := freePorts(t, 2)
 	w.want(map[string]uint16{"a": p[0]})
 	w.answers("127.0.0.1", p[0], "a 1")
@@ -123,12 +131,12 @@ func TestHealthPortsFollowThePlan(t *testing.T) {
 	w.want(map[string]uint16{"a": p[1], "b": p[0]})
 	w.answers("127.0.0.1", p[0], "b 1")
 	w.answers("127.0.0.1", p[1], "a 1")
-	w.addresses[1] = []netip.Addr{}
+	w.policy = onlyAt("127.0.0.0/8", "fd00::/8") // which the node has no address in
 	w.want(map[string]uint16{"b": p[0]})
 	w.answers("::1", p[0], "")
 	w.answers("127.0.0.1", p[1], "")
 	w.answers("127.0.0.1", p[0], "b 1")
-	w.addresses = [2][]netip.Addr{} // all
+	w.policy = plan.Policy{} // all
 	w.want(map[string]uint16{"b": p[0]})
 	w.answers("::1", p[0], "b 0")
 	w.answers("127.0.0.2", p[0], "b 1")
@@ -144,8 +152,8 @@ func TestHealthPortsFollowThePlan(t *testing.T) {
 // TestTakenHealthPort: the problem is in the status and in one event until the
 // port is free, and then it is served.
 func TestTakenHealthPort(t *testing.T) {
-	w := newHealthWorld(t)
-	w.addresses[1] = []netip.Addr{}
+	w := newWorld(t)
+	w.policy = onlyAt("127.0.0.0/8", "fd00::/8") // which the node has no address in
 	taken, err := net.Listen("tcp4", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
@@ -157,7 +165,7 @@ func TestTakenHealthPort(t *testing.T) {
 		t.Helper()
 		var got []string
 		for deadline := time.Now().Add(20 * time.Second); time.Now().Before(deadline); time.Sleep(5 * time.Millisecond) {
-			if got = w.h.problemsOf("ns", "a"); strings.Contains(strings.Join(got, "\n"), want) && (want == "") == (len(got) == 0) {
+			if got = w.h.ProblemsOf("ns", "a"); strings.Contains(strings.Join(got, "\n"), want) && (want == "") == (len(got) == 0) {
 				return
 			}
 		}
@@ -178,10 +186,10 @@ func TestTakenHealthPort(t *testing.T) {
 
 	w.want(map[string]uint16{"a": port, "b": port})
 	w.answers("127.0.0.1", port, "a 1")
-	for len(w.h.problemsOf("ns", "b")) == 0 {
+	for len(w.h.ProblemsOf("ns", "b")) == 0 {
 		time.Sleep(5 * time.Millisecond)
 	}
-	if got := w.h.problemsOf("ns", "b")[0]; !strings.Contains(got, "belongs to ns/a") {
+	if got := w.h.ProblemsOf("ns", "b")[0]; !strings.Contains(got, "belongs to ns/a") {
 		t.Errorf("problem of b: %q, want whose the port is", got)
 	}
 }

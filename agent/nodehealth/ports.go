@@ -1,4 +1,6 @@
-package agent
+// Package nodehealth answers load balancers at the health-check node ports of Services: whether this node has endpoints of theirs.
+// One goroutine (Run) opens and closes; the rest of [Ports] is safe for concurrent use.
+package nodehealth
 
 import (
 	"cmp"
@@ -9,6 +11,7 @@ import (
 	"net"
 	"net/netip"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -20,61 +23,61 @@ import (
 	"kproxy.dev/kproxy/userspace/handover"
 )
 
-// ServeHealthPort answers on l, until ctx is done, what load balancers ask at a
+// Serve answers on l, until ctx is done, what load balancers ask at a
 // health-check node port; now says what is true at the moment.
-type ServeHealthPort func(ctx context.Context, l net.Listener, now func() plan.HealthPort) error
+type Serve func(ctx context.Context, l net.Listener, now func() plan.HealthPort) error
 
-// healthPorts keeps the servers at health-check node ports what the plan wants.
+// Ports keeps the servers at health-check node ports what the plan wants.
 // A port that can't be listened on is tried again with every plan, and every
-// healthPortRetry. One goroutine (run) opens and closes; the rest is safe for
-// concurrent use.
-type healthPorts struct {
-	serve ServeHealthPort // nil: there are none
+// retryEvery.
+type Ports struct {
+	serve Serve // nil: there are none
 	log   *slog.Logger
-	event func(h plan.HealthPort, why string) // keeps the event that h can't be served
+	event func(h plan.HealthPort, why string)
 
 	wake   chan struct{} // 1 slot
-	wanted atomic.Pointer[wantedHealthPorts]
+	wanted atomic.Pointer[wantedPorts]
 	failed chan netip.AddrPort // a server that ended by itself
 
-	mu        sync.Mutex                       // status and a successor read while run writes
-	open      map[netip.AddrPort]*healthServer // which run alone changes
-	inherited map[netip.AddrPort]net.Listener  // of a predecessor, until the first plan; run's own
+	mu        sync.Mutex                      // status and a successor read while run writes
+	open      map[netip.AddrPort]*server      // which run alone changes
+	inherited map[netip.AddrPort]net.Listener // of a predecessor, until the first plan; run's own
 	problems  map[[2]string][]string
 }
 
-// wantedHealthPorts is never modified.
-type wantedHealthPorts struct {
+// wantedPorts is never modified.
+type wantedPorts struct {
 	ports []plan.HealthPort
 	// addresses are those of the node to listen on, by family; nil means all there are.
 	addresses [2][]netip.Addr
 }
 
-// healthServer answers at one address.
-type healthServer struct {
+// server answers at one address.
+type server struct {
 	now    atomic.Pointer[plan.HealthPort]
 	listen net.Listener
 	stop   context.CancelFunc
 	ended  chan struct{}
 }
 
-const healthPortRetry = 5 * time.Second
+const retryEvery = 5 * time.Second
 
-func newHealthPorts(serve ServeHealthPort, log *slog.Logger, event func(plan.HealthPort, string)) *healthPorts {
-	return &healthPorts{
+// New returns Ports that serve nothing before Run; nothing at all if serve is nil. event keeps the event that a port can't be
+// served, and why.
+func New(serve Serve, log *slog.Logger, event func(plan.HealthPort, string)) *Ports {
+	return &Ports{
 		serve: serve, log: log, event: event, wake: make(chan struct{}, 1), failed: make(chan netip.AddrPort),
-		open: map[netip.AddrPort]*healthServer{}, problems: map[[2]string][]string{},
+		open: map[netip.AddrPort]*server{}, problems: map[[2]string][]string{},
 	}
 }
 
-// follow has the servers follow p, to which d leads from the plan before. addresses
-// are those to listen on, by family, nil for all.
-func (h *healthPorts) follow(p *plan.Plan, d plan.Delta, addresses [2][]netip.Addr) {
-	if h == nil || h.serve == nil {
+// Follow has the servers follow p, to which d leads from the plan before.
+func (h *Ports) Follow(p *plan.Plan, d plan.Delta) {
+	if h.serve == nil {
 		return
 	}
 	was := h.wanted.Load()
-	w := &wantedHealthPorts{addresses: addresses}
+	w := &wantedPorts{addresses: addressesOf(&p.Policy)}
 	if was != nil && d.SameHealthPorts() {
 		w.ports = was.ports
 	} else {
@@ -90,17 +93,15 @@ func (h *healthPorts) follow(p *plan.Plan, d plan.Delta, addresses [2][]netip.Ad
 	}
 }
 
-// problemsOf says what is wrong with the health-check node port of a Service.
-func (h *healthPorts) problemsOf(namespace, name string) []string {
-	if h == nil {
-		return nil
-	}
+// ProblemsOf says what is wrong with the health-check node port of a Service.
+func (h *Ports) ProblemsOf(namespace, name string) []string {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	return h.problems[[2]string{namespace, name}]
 }
 
-func (h *healthPorts) run(ctx context.Context) error {
+// Run serves until ctx is done.
+func (h *Ports) Run(ctx context.Context) error {
 	retry := time.NewTimer(time.Hour)
 	defer retry.Stop()
 	defer func() {
@@ -120,13 +121,13 @@ func (h *healthPorts) run(ctx context.Context) error {
 		if h.bring(ctx) {
 			retry.Stop()
 		} else {
-			retry.Reset(healthPortRetry)
+			retry.Reset(retryEvery)
 		}
 	}
 }
 
 // bring opens and closes servers, and reports whether everything is served.
-func (h *healthPorts) bring(ctx context.Context) bool {
+func (h *Ports) bring(ctx context.Context) bool {
 	w := h.wanted.Load()
 	if w == nil {
 		return true
@@ -159,21 +160,40 @@ func (h *healthPorts) bring(ctx context.Context) bool {
 	return h.report(w.ports, errs) && len(errs) == 0
 }
 
-// files are the listeners, for a successor, with descriptors that the caller closes.
-func (h *healthPorts) files() (out []handover.File, fds []int) {
+// Files returns the listeners, for a successor, with descriptors that the caller closes.
+func (h *Ports) Files() (out []handover.File, fds []int) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	for at, s := range h.open {
-		if fd, err := ListenerFile(s.listen); err == nil { // else it is being closed
+		if fd, err := handover.ListenerFile(s.listen); err == nil { // else it is being closed
 			fds = append(fds, fd)
-			out = append(out, handover.File{Name: healthListener + at.String(), File: uint32(len(fds))})
+			out = append(out, handover.File{Name: listenerName + at.String(), File: uint32(len(fds))})
 		}
 	}
 	return out, fds
 }
 
-// healthListener and an address are the name by which a successor gets a listener.
-const healthListener = "listener health-check node port "
+// listenerName and an address are the name by which a successor gets a listener.
+const listenerName = "listener health-check node port "
+
+// Inherit takes a predecessor's listeners.
+func (h *Ports) Inherit(names []handover.File, files []int) {
+	h.inherited = map[netip.AddrPort]net.Listener{}
+	for _, f := range names {
+		at, err := netip.ParseAddrPort(strings.TrimPrefix(f.Name, listenerName))
+		if i := int(f.File) - 1; err == nil && i >= 0 && i < len(files) && files[i] >= 0 {
+			if l, err := handover.FileListener(files[i], f.Name); err == nil {
+				h.inherited[at] = l
+			}
+			files[i] = -1
+		}
+	}
+	for _, fd := range files {
+		if fd >= 0 {
+			_ = unix.Close(fd)
+		}
+	}
+}
 
 // listenAddresses returns the addresses of family f, or the wildcard address where all are meant.
 func listenAddresses(addresses [2][]netip.Addr, f service.Family) []netip.Addr {
@@ -183,7 +203,7 @@ func listenAddresses(addresses [2][]netip.Addr, f service.Family) []netip.Addr {
 	return addresses[f]
 }
 
-func (h *healthPorts) start(ctx context.Context, at netip.AddrPort, p *plan.HealthPort) error {
+func (h *Ports) start(ctx context.Context, at netip.AddrPort, p *plan.HealthPort) error {
 	network := [2]string{service.IPv4: "tcp4", service.IPv6: "tcp6"}[p.Family]
 	l, err := h.inherited[at], error(nil)
 	if delete(h.inherited, at); l == nil {
@@ -197,7 +217,7 @@ func (h *healthPorts) start(ctx context.Context, at netip.AddrPort, p *plan.Heal
 		return err
 	}
 	serving, stop := context.WithCancel(ctx)
-	s := &healthServer{listen: l, stop: stop, ended: make(chan struct{})}
+	s := &server{listen: l, stop: stop, ended: make(chan struct{})}
 	s.now.Store(p)
 	h.mu.Lock()
 	h.open[at] = s
@@ -218,7 +238,7 @@ func (h *healthPorts) start(ctx context.Context, at netip.AddrPort, p *plan.Heal
 }
 
 // close ends a server; its address is free afterwards.
-func (h *healthPorts) close(at netip.AddrPort) {
+func (h *Ports) close(at netip.AddrPort) {
 	s := h.open[at]
 	if s == nil {
 		return
@@ -233,7 +253,7 @@ func (h *healthPorts) close(at netip.AddrPort) {
 
 // report keeps what is wrong for the status, and says what has changed to the log
 // and in events. It reports whether nothing is.
-func (h *healthPorts) report(ports []plan.HealthPort, errs map[*plan.HealthPort][]error) bool {
+func (h *Ports) report(ports []plan.HealthPort, errs map[*plan.HealthPort][]error) bool {
 	problems := map[[2]string][]string{}
 	for i := range ports {
 		p := &ports[i]
@@ -247,7 +267,7 @@ func (h *healthPorts) report(ports []plan.HealthPort, errs map[*plan.HealthPort]
 			continue
 		}
 		problems[key] = append(problems[key], why)
-		if !slices.Contains(h.problemsOf(p.Namespace, p.Name), why) {
+		if !slices.Contains(h.ProblemsOf(p.Namespace, p.Name), why) {
 			h.log.Error("a health check node port isn't served", "service", p.Namespace+"/"+p.Name, "problem", why)
 			h.event(*p, why)
 		}
@@ -258,17 +278,9 @@ func (h *healthPorts) report(ports []plan.HealthPort, errs map[*plan.HealthPort]
 	return len(problems) == 0
 }
 
-// healthPortFailed keeps the event that load balancers get no answer, where its
-// Service's users look: kube-proxy's reason and action.
-func (a *Agent) healthPortFailed(h plan.HealthPort, why string) {
-	if a.record != nil {
-		a.record.Event(h.Namespace, h.Name, true, "FailedToStartServiceHealthcheck", "Listen", "node "+a.node+": "+why)
-	}
-}
-
-// healthAddresses returns the addresses of this node at which health-check node ports
+// addressesOf returns the addresses of this node at which health-check node ports
 // answer, the same as node ports do; nil in a family for all there are.
-func healthAddresses(p *plan.Policy) (out [2][]netip.Addr) {
+func addressesOf(p *plan.Policy) (out [2][]netip.Addr) {
 	for _, f := range service.Families {
 		if within, limited := p.NodePortsWithin(f); limited {
 			out[f] = append([]netip.Addr{}, p.NodePortAddresses(f)...)
