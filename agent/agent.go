@@ -29,6 +29,7 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
+	"kproxy.dev/kproxy/agent/node"
 	"kproxy.dev/kproxy/agent/nodehealth"
 	"kproxy.dev/kproxy/config"
 	"kproxy.dev/kproxy/conntrack"
@@ -86,10 +87,8 @@ type Agent struct {
 	caps       plan.Caps
 	driver     kernel.Driver
 	adopted    map[service.Key]bool
-	pins       *pins
-	drained    drained
 	steering   kernel.Steering
-	networks   networks
+	networks   node.Networks
 	programmer *programmer
 	userspace  *userspace.Server
 	conntrack  *conntrack.Client
@@ -124,7 +123,7 @@ type Agent struct {
 	lock      *os.File // the node's
 	end       context.CancelFunc
 	passing   turn // of the fast loop's passes
-	orders    orders
+	orders    node.Orders
 	handing   turn        // of the kproxy that is taking over, or of this one's end
 	relieved  atomic.Bool // and has
 	successor atomic.Pointer[handover.Conn]
@@ -151,42 +150,18 @@ type Agent struct {
 
 // New returns an Agent that does nothing before Run.
 func New(o Options) *Agent {
-	node := o.Config.HostnameOverride
-	if node == "" {
-		node, _ = os.Hostname()
+	name := o.Config.HostnameOverride
+	if name == "" {
+		name, _ = os.Hostname()
 	}
 	a := &Agent{
 		dirty: map[service.Key]bool{},
 		cfg:   o.Config, version: o.Version, log: o.Log, reread: o.Reread, started: time.Now(),
-		node: strings.ToLower(node), policy: policyOf(o.Config), health: healthOf(o.Config),
+		node: strings.ToLower(name), policy: node.PolicyOf(o.Config), health: healthOf(o.Config),
 		trigger: make(chan struct{}, 1), passing: make(turn, 1), handing: make(turn, 1), remains: o.Remains, recorded: o.Recorded, pause: o.Pause, from: o.Predecessor, tookOver: o.TookOver, serves: func() {},
 	}
 	a.figures.observer, a.healths = o.Observer, nodehealth.New(o.HealthPort, o.Log, a.healthPortFailed)
 	return a
-}
-
-// policyOf returns the part of the configuration that decisions depend on.
-func policyOf(c config.Config) plan.Policy {
-	p := plan.DefaultPolicy()
-	p.Mode = plan.Mode(c.Mode)
-	p.OffloadAfter = c.OffloadAfter
-	p.OffloadMinConnections = uint64(c.OffloadMinConnections)
-	p.MasqueradeAll = c.MasqueradeAll
-	switch c.DetectLocalMode {
-	case "NodeCIDR":
-		p.NodePodCIDRs = true
-	case "BridgeInterface":
-		p.PodBridge = c.PodBridge
-	case "InterfaceNamePrefix":
-		p.PodInterfacePrefix = c.PodInterfacePrefix
-	default: // ClusterCIDR
-		p.PodCIDRs = c.PodNetworks()
-	}
-	p.NodePortNetworks, p.PrimaryNodePorts = c.NodePortNetworks()
-	p.NoLocalhostNodePorts = !c.LocalhostNodePorts
-	p.ExcludeCIDRs = c.ExcludedNetworks()
-	p.CloseClusterIPs, p.ServiceCIDRs = c.CloseClusterIPs, c.ServiceNetworks()
-	return p
 }
 
 func healthOf(c config.Config) health.Defaults {
@@ -215,18 +190,17 @@ func (a *Agent) Run(ctx context.Context) error {
 		defer context.AfterFunc(ctx, a.from.interrupt)()
 		a.lock, err = a.from.nodeLock()
 	} else {
-		a.lock, err = lockNode()
+		a.lock, err = node.Lock()
 	}
 	if err != nil {
 		return err
 	}
 	defer a.unlock()
-	if a.pins, err = openPins(a.cfg.StateDir); err != nil {
+	if err = a.orders.Open(a.cfg.StateDir); err != nil {
 		return err
 	}
-	a.drained.read(a.cfg.StateDir)
-	if a.pins.problem != "" {
-		a.log.Error("pins are lost", "problem", a.pins.problem)
+	if a.orders.Pins.Problem != "" {
+		a.log.Error("pins are lost", "problem", a.orders.Pins.Problem)
 	}
 	if err := a.setUp(ctx); ctx.Err() != nil {
 		return a.leave(nil) // stopped before there was anything to serve; whatever failed, that is why
@@ -254,7 +228,7 @@ func (a *Agent) unlock() {
 		_ = a.lock.Close()
 		return
 	}
-	unlockNode(a.lock)
+	node.Unlock(a.lock)
 }
 
 // work runs every loop until ctx is done or one fails.

@@ -8,6 +8,7 @@ import (
 	"strings"
 	"time"
 
+	"kproxy.dev/kproxy/agent/node"
 	"kproxy.dev/kproxy/config"
 	"kproxy.dev/kproxy/conntrack"
 	"kproxy.dev/kproxy/kernel"
@@ -23,10 +24,10 @@ type CheckReport struct {
 	Problems  []string // "file:line: what", in order of file and line
 }
 
-// Check reads manifests as `kproxy run` would and reports everything wrong
+// Check reads manifests as `kproxy run` would on the node of that name and reports everything wrong
 // with them. The error names paths that can't be read.
-func Check(paths []string, node string) (CheckReport, error) {
-	snapshot, problems, err := file.Load(paths, node)
+func Check(paths []string, name string) (CheckReport, error) {
+	snapshot, problems, err := file.Load(paths, name)
 	if err != nil {
 		return CheckReport{}, err
 	}
@@ -34,7 +35,7 @@ func Check(paths []string, node string) (CheckReport, error) {
 	for _, p := range problems {
 		r.Problems = append(r.Problems, p.String())
 	}
-	ds := driversOf(config.Default())
+	ds := node.DriversOf(config.Default())
 	driver := ds[len(ds)-1]
 	driver.Assume()
 	abilities := driver.Abilities(nil, time.Time{})
@@ -81,7 +82,7 @@ func CheckHost(ctx context.Context) (HostReport, error) {
 		return HostReport{}, err
 	}
 	facts := map[kernel.Driver]kernel.Facts{}
-	ds := driversOf(config.Default())
+	ds := node.DriversOf(config.Default())
 	for _, d := range ds {
 		if facts[d], err = d.Probe(ctx, plan.ModeAuto, true); err != nil {
 			return HostReport{}, err
@@ -90,11 +91,11 @@ func CheckHost(ctx context.Context) (HostReport, error) {
 	for _, name := range config.Modes {
 		m := plan.Mode(name)
 		var errs []error
-		for _, d := range ds.of(m) {
+		for _, d := range ds.Of(m) {
 			err := errors.Join(facts[d].Missing, tracking)
 			all := d.Abilities(nil, time.Time{})
 			if err == nil || !m.Needs(all[len(all)-1].Plane) { // what else the last one lacks follows from that
-				err = errors.Join(err, missing(d, m))
+				err = errors.Join(err, node.Missing(d, m))
 			}
 			errs = append(errs, err)
 		}
@@ -103,13 +104,13 @@ func CheckHost(ctx context.Context) (HostReport, error) {
 		}
 	}
 	if r.Missing[plan.ModeAuto] == nil {
-		auto, _ := ds.choose(plan.ModeAuto, "", func(d kernel.Driver) (kernel.Facts, error) { return facts[d], nil })
-		for _, a := range auto.driver.Abilities(nil, time.Time{}) {
+		auto, _ := ds.Choose(plan.ModeAuto, "", func(d kernel.Driver) (kernel.Facts, error) { return facts[d], nil })
+		for _, a := range auto.Driver.Abilities(nil, time.Time{}) {
 			if a.Host.Supported {
 				r.Auto = append(r.Auto, a.Title)
 			}
 		}
-		r.PassedOver = auto.passedOver
+		r.PassedOver = auto.PassedOver
 	}
 	for _, d := range ds {
 		for _, c := range facts[d].Capabilities {

@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"slices"
 
+	"kproxy.dev/kproxy/agent/node"
 	"kproxy.dev/kproxy/config"
 	"kproxy.dev/kproxy/kernel"
 	"kproxy.dev/kproxy/kernel/leftovers"
@@ -18,17 +19,17 @@ import (
 // mode, and forgets the pins, a drain and the services saved in stateDir. Nothing else is touched. It refuses
 // while a kproxy runs, which would put everything back.
 func Cleanup(ctx context.Context, stateDir string, routeTable int) error {
-	lock, err := lockNode()
+	lock, err := node.Lock()
 	if err != nil {
 		return err
 	}
-	defer unlockNode(lock)
-	for _, d := range driversOf(config.Default()) {
+	defer node.Unlock(lock)
+	for _, d := range node.DriversOf(config.Default()) {
 		if err := d.Remove(ctx, routeTable); err != nil {
 			return err
 		}
 	}
-	for _, name := range stateFiles {
+	for _, name := range node.StateFiles {
 		if err := os.Remove(filepath.Join(stateDir, name)); err != nil && !errors.Is(err, os.ErrNotExist) {
 			return fmt.Errorf("forget what is in --state-dir: %w", err)
 		}
@@ -36,20 +37,17 @@ func Cleanup(ctx context.Context, stateDir string, routeTable int) error {
 	return nil
 }
 
-// stateFiles are those in --state-dir.
-var stateFiles = []string{pinsFile, drainFile, apiState, ejectionsFile, flowsFile}
-
 // PreviewCleanup says what [Cleanup] would remove, a line each, and changes nothing. A
 // kproxy may run.
 func PreviewCleanup(ctx context.Context, stateDir string, routeTable int) ([]string, error) {
 	var out []string
 	var errs error
-	for _, d := range driversOf(config.Default()) {
+	for _, d := range node.DriversOf(config.Default()) {
 		lines, err := d.Preview(ctx, routeTable)
 		lines = slices.DeleteFunc(lines, func(l string) bool { return slices.Contains(out, l) }) // all have the same routes
 		out, errs = append(out, lines...), errors.Join(errs, err)
 	}
-	for _, name := range stateFiles {
+	for _, name := range node.StateFiles {
 		if _, none := os.Stat(filepath.Join(stateDir, name)); none == nil {
 			out = append(out, "file "+filepath.Join(stateDir, name))
 		}
@@ -61,11 +59,11 @@ func PreviewCleanup(ctx context.Context, stateDir string, routeTable int) ([]str
 // but for routes, which all have in common. Until then it served new connections. What its
 // connections still need it returns; that is removed once they have drained.
 func (a *Agent) displace(ctx context.Context) (left []retired) {
-	for _, d := range driversOf(a.cfg) {
+	for _, d := range node.DriversOf(a.cfg) {
 		if d.Planes()[0] == a.driver.Planes()[0] {
 			continue
 		}
-		lines, err := d.Preview(ctx, noRoutes)
+		lines, err := d.Preview(ctx, node.NoRoutes)
 		if len(lines) > 0 && err == nil {
 			a.log.Info("removing what a kproxy of another mode programmed", "objects", len(lines))
 			var drainer kernel.Drainer
@@ -86,9 +84,6 @@ type retired struct {
 	kernel.Drainer
 	driver kernel.Driver
 }
-
-// noRoutes has a driver leave routes and routing rules alone.
-const noRoutes = 0
 
 // DefaultRouteTable is the routing table unless --route-table says otherwise.
 var DefaultRouteTable = config.Default().RouteTable

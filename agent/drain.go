@@ -1,72 +1,9 @@
 package agent
 
 import (
-	"encoding/json"
-	"errors"
-	"fmt"
-	"io/fs"
-	"os"
-	"path/filepath"
-	"sync/atomic"
-	"time"
-
 	"kproxy.dev/kproxy/plan"
 	"kproxy.dev/kproxy/service"
 )
-
-// drained is since when this node is drained (`kproxy drain`), in a file, so that it stays so after a restart. Its methods aren't
-// safe for concurrent use.
-type drained struct {
-	path  string
-	since atomic.Pointer[time.Time] // nil if it isn't
-}
-
-// drainFile is the file's name in --state-dir.
-const drainFile = "drained.json"
-
-type drainRecord struct {
-	Since time.Time `json:"since"`
-}
-
-// read takes what the file in dir says. One that can't be read or understood means since now: someone has drained this node.
-func (d *drained) read(dir string) {
-	d.path = filepath.Join(dir, drainFile)
-	raw, err := os.ReadFile(d.path)
-	if errors.Is(err, fs.ErrNotExist) {
-		d.since.Store(nil)
-		return
-	}
-	var r drainRecord
-	if err != nil || json.Unmarshal(raw, &r) != nil || r.Since.IsZero() {
-		r.Since = time.Now()
-	}
-	d.since.Store(&r.Since)
-}
-
-// set drains the node, or ends that. Nothing changes unless the file was written.
-func (d *drained) set(on bool) error {
-	was := d.since.Load()
-	switch {
-	case on == (was != nil):
-		return nil
-	case !on:
-		if err := os.Remove(d.path); err != nil && !errors.Is(err, fs.ErrNotExist) {
-			return fmt.Errorf("end drain: %w", err)
-		}
-		d.since.Store(nil)
-		return nil
-	}
-	r := drainRecord{time.Now().UTC()}
-	raw, err := json.Marshal(r)
-	if err == nil {
-		err = replaceFile(d.path, append(raw, '\n'))
-	}
-	if err != nil {
-		return fmt.Errorf("drain: %w", err)
-	}
-	d.since.Store(&r.Since)
-	return nil
-}
 
 // Drain has load balancers leave this node out, and moves new connections of all services that the kernel can serve
 // to it, or ends that. Connections that there are go on, and what only userspace serves is served.
@@ -74,7 +11,7 @@ func (a *Agent) Drain(on bool) error {
 	if a.current.Load() == nil {
 		return errStarting
 	}
-	if err := a.orders.take(func() error { return a.drained.set(on) }); err != nil {
+	if err := a.orders.Take(func() error { return a.orders.Drained.Set(on) }); err != nil {
 		return err
 	}
 	a.log.Info("drained by kproxy drain", "on", on)
@@ -83,11 +20,11 @@ func (a *Agent) Drain(on bool) error {
 }
 
 // Drained reports whether it is.
-func (a *Agent) Drained() bool { return a.isSetUp.Load() && a.drained.since.Load() != nil }
+func (a *Agent) Drained() bool { return a.isSetUp.Load() && a.orders.Drained.Since.Load() != nil }
 
 // drainStatus is nil if the node isn't drained; p is the current plan.
 func (a *Agent) drainStatus(p *plan.Plan) *plan.Drain {
-	since := a.drained.since.Load()
+	since := a.orders.Drained.Since.Load()
 	if since == nil {
 		return nil
 	}

@@ -11,12 +11,10 @@ import (
 	"slices"
 	"time"
 
+	"kproxy.dev/kproxy/agent/node"
 	"kproxy.dev/kproxy/health"
 	"kproxy.dev/kproxy/plan"
 )
-
-// ejectionsFile is the name in --state-dir of the file with what is ejected: the next kproxy of this node begins with that.
-const ejectionsFile = "ejected.json"
 
 // ejectionsAge bounds the file's age: an older one is left unread, and its endpoints are probed anew once clients meet silence.
 const ejectionsAge = 5 * time.Minute
@@ -112,7 +110,7 @@ func (p *passiveHealth) write() error {
 	if err != nil {
 		return err
 	}
-	return replaceFile(p.file, raw)
+	return node.ReplaceFile(p.file, raw)
 }
 
 // ejections returns what is ejected, and marks the service ports that have an endpoint which wasn't, or isn't any more.

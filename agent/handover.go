@@ -4,12 +4,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
 	"slices"
-	"sync"
-	"syscall"
 	"time"
 
+	"kproxy.dev/kproxy/agent/node"
 	"kproxy.dev/kproxy/userspace/handover"
 )
 
@@ -45,29 +43,8 @@ func (g turn) enter(ctx context.Context) bool {
 
 func (g turn) leave() { <-g }
 
-// orders takes or refuses what users ask for by commands (pins, a drain), which is kept in files that a successor reads. The
-// zero value takes it.
-type orders struct {
-	mu      sync.Mutex
-	stopped bool
-}
-
-// take carries one out, one at a time.
-func (o *orders) take(carryOut func() error) error {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	if o.stopped {
-		return errors.New("another kproxy is taking over at this moment, and would miss this; ask again in a few seconds")
-	}
-	return carryOut()
-}
-
-// stop has orders refused, or ends that.
-func (o *orders) stop(on bool) {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	o.stopped = on
-}
+// nodeLock is the name by which a successor gets the node's lock.
+const nodeLock = "lock node"
 
 // Belongings holds what a successor gets that isn't the Agent's.
 type Belongings struct {
@@ -163,7 +140,7 @@ func (h *predecessor) run() error {
 
 // unwilling says why hello's sender can't take over; empty if it can.
 func (h *predecessor) unwilling(hello *handover.Hello) string {
-	own, err := networkNamespace()
+	own, err := node.Namespace()
 	switch {
 	case err != nil:
 		return err.Error()
@@ -199,10 +176,10 @@ func (h *predecessor) paused(step handover.Step) error {
 			}
 		}()
 	}
-	h.orders.stop(true) // the successor has read those that there were, and hears of no other
+	h.orders.Stop(true) // the successor has read those that there were, and hears of no other
 	defer func() {
 		if !h.over {
-			h.orders.stop(false)
+			h.orders.Stop(false)
 		}
 	}()
 	listeners, fds := h.healths.Files()
@@ -265,16 +242,7 @@ func (h *predecessor) frozen() error {
 // differ in that, one can't take over from the other.
 func (a *Agent) madeFor(tcp, udp uint16) string {
 	planes := a.driver.Planes()
-	s := settingsOf(&a.cfg)
+	s := node.SettingsOf(&a.cfg)
 	return fmt.Sprintf("%s marks=%#x,%#x route-table=%d ports=%d,%d",
 		planes[len(planes)-1], s.Marks.Masquerade, s.Marks.Transparent, s.RouteTable, tcp, udp)
-}
-
-// networkNamespace is the inode number of the calling thread's.
-func networkNamespace() (uint64, error) {
-	ns, err := os.Stat("/proc/thread-self/ns/net")
-	if err != nil {
-		return 0, fmt.Errorf("find own network namespace: %w", err)
-	}
-	return ns.Sys().(*syscall.Stat_t).Ino, nil
 }

@@ -4,17 +4,10 @@ import (
 	"context"
 	"errors"
 	"log/slog"
-	"os"
-	"path/filepath"
-	"slices"
-	"strings"
 	"sync/atomic"
-	"syscall"
 	"testing"
 	"testing/synctest"
 	"time"
-
-	"github.com/google/go-cmp/cmp"
 
 	"kproxy.dev/kproxy/kernel/kerneltest"
 	"kproxy.dev/kproxy/plan"
@@ -23,119 +16,6 @@ import (
 )
 
 var web = service.Key{Namespace: "shop", Name: "web", Port: "http", Protocol: service.TCP}
-
-// TestPinsSurvive: what was pinned is there after a restart, what was unpinned isn't.
-func TestPinsSurvive(t *testing.T) {
-	dir := filepath.Join(t.TempDir(), "state")
-	p, err := openPins(dir)
-	if err != nil {
-		t.Fatal(err)
-	}
-	dns := service.Key{Namespace: "kube-system", Name: "dns", Protocol: service.UDP}
-	if err := errors.Join(p.set([]service.Key{web, dns}, service.PreferUserspace), p.set([]service.Key{dns}, service.PreferAuto)); err != nil {
-		t.Fatal(err)
-	}
-	again, err := openPins(dir)
-	if err != nil {
-		t.Fatal(err)
-	}
-	want := map[service.Key]service.Preference{web: service.PreferUserspace}
-	if diff := cmp.Diff(want, again.get(map[service.Key]bool{})); diff != "" {
-		t.Errorf("pins after a restart (-want +got):\n%s", diff)
-	}
-}
-
-// TestUnusablePinsAreSetAside: they keep nobody from being served, nothing of them
-// holds, and they aren't lost.
-func TestUnusablePinsAreSetAside(t *testing.T) {
-	good := `{"namespace":"shop","name":"web","protocol":"tcp","preference":"userspace"}`
-	for name, content := range map[string]string{
-		"empty": "", "zeros, as after a crash": strings.Repeat("\x00", 512), "cut off": "[" + good,
-		"another type": "{}", "no data plane": "[" + good + "," + strings.Replace(good, "userspace", "moon", 1) + "]",
-	} {
-		t.Run(name, func(t *testing.T) {
-			dir := t.TempDir()
-			path := filepath.Join(dir, pinsFile)
-			if err := os.WriteFile(path, []byte(content), 0o644); err != nil {
-				t.Fatal(err)
-			}
-			p, err := openPins(dir)
-			if err != nil {
-				t.Fatalf("kproxy doesn't start: %v", err)
-			}
-			if len(p.get(map[service.Key]bool{})) != 0 || !strings.Contains(p.problem, path+" can't be used") || !strings.Contains(p.problem, path+".unusable") {
-				t.Errorf("pins %v, problem %q; want none, and both names", p.get(map[service.Key]bool{}), p.problem)
-			}
-			if kept, err := os.ReadFile(path + ".unusable"); err != nil || string(kept) != content {
-				t.Errorf("kept %q, %v; want %q", kept, err, content)
-			}
-			if err := p.set([]service.Key{web}, service.PreferKernel); err != nil {
-				t.Fatal(err)
-			}
-			if p, err = openPins(dir); err != nil || p.problem != "" || len(p.get(map[service.Key]bool{})) != 1 {
-				t.Errorf("after a pin and a restart: pins %v, problem %q, %v", p.get(map[service.Key]bool{}), p.problem, err)
-			}
-		})
-	}
-}
-
-// TestPinsThatCantBeWrittenDontHold: a pin that would be lost isn't made.
-func TestPinsThatCantBeWrittenDontHold(t *testing.T) {
-	dir := t.TempDir()
-	p, err := openPins(dir)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := os.RemoveAll(dir); err != nil {
-		t.Fatal(err)
-	}
-	if err := p.set([]service.Key{web}, service.PreferKernel); err == nil || len(p.get(map[service.Key]bool{})) != 0 {
-		t.Errorf("error %v, pins %v; want an error and no pin", err, p.get(map[service.Key]bool{}))
-	}
-}
-
-// TestCleanupForgetsOrders: whatever users have asked for is in a file that clean-up removes.
-func TestCleanupForgetsOrders(t *testing.T) {
-	dir := t.TempDir()
-	p, err := openPins(dir)
-	if err != nil {
-		t.Fatal(err)
-	}
-	var d drained
-	d.read(dir)
-	if err := errors.Join(p.set([]service.Key{web}, service.PreferKernel), d.set(true)); err != nil {
-		t.Fatal(err)
-	}
-	files, err := os.ReadDir(dir)
-	if err != nil || len(files) != 2 {
-		t.Fatalf("files %v, %v", files, err)
-	}
-	for _, f := range files {
-		if !slices.Contains(stateFiles, f.Name()) {
-			t.Errorf("%s stays: the next kproxy on this node goes by it", f.Name())
-		}
-	}
-}
-
-// TestReplaceFileOnAFullDisk: the old file stays, and nothing else is left that takes room.
-func TestReplaceFileOnAFullDisk(t *testing.T) {
-	path := filepath.Join(t.TempDir(), "state")
-	if err := replaceFile(path, []byte("old")); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.Symlink("/dev/full", path+".new"); err != nil { // full(4): every write says ENOSPC
-		t.Fatal(err)
-	}
-	if err := replaceFile(path, []byte("new")); !errors.Is(err, syscall.ENOSPC) {
-		t.Errorf("error %v, want that there is no room", err)
-	}
-	if left, err := filepath.Glob(path + "*"); err != nil || len(left) != 1 {
-		t.Errorf("left are %v (%v)", left, err)
-	}
-	if got, err := os.ReadFile(path); err != nil || string(got) != "old" {
-		t.Errorf("the file holds %q (%v)", got, err)
-	}
-}
 
 // TestHeartbeat: entries are refreshed while the forwarder proves that it
 // serves, not before what leads to userspace is there, and removed at the end.
@@ -272,21 +152,6 @@ func TestKernelLacks(t *testing.T) {
 		if got := a.kernelLacks(t.Context()); got != tt.want {
 			t.Errorf("%s: %v, want %v", name, got, tt.want)
 		}
-	}
-}
-
-// TestOrders: what users ask for isn't carried out while a successor has read what they had, and is again if that fails.
-func TestOrders(t *testing.T) {
-	var o orders
-	carried := 0
-	order := func() error { return o.take(func() error { carried++; return nil }) }
-	o.stop(true)
-	if err := order(); err == nil || !strings.Contains(err.Error(), "another kproxy is taking over") || carried != 0 {
-		t.Errorf("meanwhile %d are carried out (%v)", carried, err)
-	}
-	o.stop(false)
-	if err := order(); err != nil || carried != 1 {
-		t.Errorf("afterwards %d are carried out (%v)", carried, err)
 	}
 }
 

@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sync/errgroup"
 	"golang.org/x/sys/unix"
 
+	"kproxy.dev/kproxy/agent/node"
 	"kproxy.dev/kproxy/conntrack"
 	"kproxy.dev/kproxy/health"
 	"kproxy.dev/kproxy/health/passive"
@@ -66,7 +67,7 @@ func (a *Agent) openPassive() {
 	p := &a.passive
 	p.Detector = passive.New(c)
 	p.datagrams.list = func() ([]conntrack.Flow, error) { return a.conntrack.ListUnanswered(service.UDP) }
-	p.file, p.save = filepath.Join(a.cfg.StateDir, ejectionsFile), make(chan struct{}, 1)
+	p.file, p.save = filepath.Join(a.cfg.StateDir, node.EjectionsFile), make(chan struct{}, 1)
 	if known, err := readEjections(p.file); err != nil {
 		a.log.Warn("what was ejected before isn't known", "error", err)
 	} else if len(known) > 0 {

@@ -14,6 +14,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"kproxy.dev/kproxy/agent/node"
 	"kproxy.dev/kproxy/config"
 	"kproxy.dev/kproxy/conntrack"
 	"kproxy.dev/kproxy/health"
@@ -28,7 +29,7 @@ func udpAt(a string) health.Endpoint {
 
 // TestEjectionsAreKept: another process begins with what is ejected, unless that is old or can't be read.
 func TestEjectionsAreKept(t *testing.T) {
-	p := passiveHealth{Detector: passive.New(passive.Config{Log: slog.New(slog.DiscardHandler), Changed: func([]health.Endpoint) {}}), file: filepath.Join(t.TempDir(), ejectionsFile)}
+	p := passiveHealth{Detector: passive.New(passive.Config{Log: slog.New(slog.DiscardHandler), Changed: func([]health.Endpoint) {}}), file: filepath.Join(t.TempDir(), node.EjectionsFile)}
 	if known, err := readEjections(p.file); err != nil || known != nil {
 		t.Errorf("without a file: %v, %v", known, err)
 	}
@@ -73,7 +74,7 @@ func (silence) Host(ctx context.Context, e health.Endpoint) passive.Answer {
 
 // TestEjectionsStayKnown: the file of what stays ejected doesn't grow old.
 func TestEjectionsStayKnown(t *testing.T) {
-	file := filepath.Join(t.TempDir(), ejectionsFile)
+	file := filepath.Join(t.TempDir(), node.EjectionsFile)
 	synctest.Test(t, func(t *testing.T) {
 		log := slog.New(slog.DiscardHandler)
 		p := passiveHealth{Detector: passive.New(passive.Config{Log: log, Prober: silence{}, Changed: func([]health.Endpoint) {}}), file: file, save: make(chan struct{}, 1)}
@@ -95,7 +96,7 @@ func TestEjectionsStayKnown(t *testing.T) {
 // TestEjectionsAreTakenOver: they are in force at once, for the services that have such endpoints, and aren't counted again.
 func TestEjectionsAreTakenOver(t *testing.T) {
 	dir, at := t.TempDir(), udpAt("10.2.0.2:53")
-	if err := os.WriteFile(filepath.Join(dir, ejectionsFile), []byte(`[{"protocol":"udp","address":"10.2.0.2:53","reason":"silent"}]`), 0o644); err != nil {
+	if err := os.WriteFile(filepath.Join(dir, node.EjectionsFile), []byte(`[{"protocol":"udp","address":"10.2.0.2:53","reason":"silent"}]`), 0o644); err != nil {
 		t.Fatal(err)
 	}
 	a := New(Options{Config: config.Config{PassiveHealth: true, StateDir: dir}, Log: slog.New(slog.DiscardHandler)})

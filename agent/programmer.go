@@ -10,6 +10,7 @@ import (
 	"sync"
 	"time"
 
+	"kproxy.dev/kproxy/agent/node"
 	"kproxy.dev/kproxy/kernel"
 	"kproxy.dev/kproxy/plan"
 	"kproxy.dev/kproxy/service"
@@ -487,7 +488,7 @@ func (g *programmer) drain(ctx context.Context) {
 		n, errOne := r.Drain(ctx)
 		drained := n == 0 && errOne == nil
 		if drained {
-			errOne = r.driver.Remove(ctx, noRoutes)
+			errOne = r.driver.Remove(ctx, node.NoRoutes)
 		}
 		left, err = left+n, errors.Join(err, errOne)
 		return drained

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
 	"kproxy.dev/kproxy/kernel"
 	"kproxy.dev/kproxy/kernel/ipvs"
 	"kproxy.dev/kproxy/kernel/kerneltest"

@@ -215,7 +215,7 @@ func (a *Agent) inputs(now time.Time, old *plan.Plan, snapshot *service.Snapshot
 		Observed: plan.Observed{
 			Carried: a.carried.total, Programmed: programmed, InStep: a.programmer.inStep, Adopted: a.adopted,
 		},
-		Failed: failed, Pins: a.pins.get(a.dirty),
+		Failed: failed, Pins: a.orders.Pins.Get(a.dirty),
 	}
 	if old != nil && in.Health.Revision == a.healthRevision {
 		in.Dirty = a.dirty

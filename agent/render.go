@@ -10,6 +10,7 @@ import (
 	"strings"
 	"time"
 
+	"kproxy.dev/kproxy/agent/node"
 	"kproxy.dev/kproxy/config"
 	"kproxy.dev/kproxy/kernel"
 	"kproxy.dev/kproxy/plan"
@@ -25,7 +26,7 @@ type RenderOptions struct {
 	Node      string
 	// Config is what `kproxy run` would be told besides; nil for its defaults.
 	Config *config.Config
-	// Firewalled: as on a host with a firewall to which mode auto yields; see [drivers.probe].
+	// Firewalled: as on a host with a firewall to which mode auto yields; see [node.Drivers.Probe].
 	Firewalled bool
 }
 
@@ -41,7 +42,7 @@ func (o *RenderOptions) load(ctx context.Context) (*service.Snapshot, error) {
 	if c := o.config(); c.Kubernetes() {
 		ctx, cancel := context.WithTimeout(ctx, clusterTimeout)
 		defer cancel()
-		return kube.Read(ctx, kubeConfig(&c, o.Node, "kproxy", slog.New(slog.DiscardHandler)))
+		return kube.Read(ctx, node.KubeConfig(&c, o.Node, "kproxy", slog.New(slog.DiscardHandler)))
 	}
 	snapshot, problems, err := file.Load(o.Manifests, o.Node)
 	if err == nil && len(problems) > 0 {
@@ -68,12 +69,12 @@ func Render(ctx context.Context, o RenderOptions) ([]Section, error) {
 	addresses, assumed := nodeAddresses(snapshot.Node())
 	policy.NodeAddresses = addresses
 	cfg := o.config()
-	ds := driversOf(cfg)
+	ds := node.DriversOf(cfg)
 	var dropping []string
 	if o.Firewalled {
 		dropping = []string{"a firewall"}
 	}
-	driver := ds.assume(o.Mode, &cfg, dropping...)
+	driver := ds.Assume(o.Mode, &cfg, dropping...)
 	caps := plan.Caps{Planes: driver.Abilities(nil, time.Time{})}
 	p, _ := plan.Compute(nil, plan.Inputs{Now: time.Unix(0, 0).UTC(), Snapshot: snapshot, Policy: policy, Caps: caps})
 	sections := append([]Section{{Name: "plan", Text: planText(p)}}, driver.Render(p, o.settings())...)
@@ -88,13 +89,13 @@ func Render(ctx context.Context, o RenderOptions) ([]Section, error) {
 // settings returns the settings that `kproxy run` would have.
 func (o *RenderOptions) settings() kernel.Settings {
 	c := o.config()
-	s := settingsOf(&c)
+	s := node.SettingsOf(&c)
 	s.TCPPort, s.UDPPort = uint16(c.ListenTCPPort), uint16(c.ListenUDPPort)
 	return s
 }
 
 func renderPolicy(o RenderOptions) plan.Policy {
-	p := policyOf(o.config())
+	p := node.PolicyOf(o.config())
 	p.Mode = o.Mode
 	return p
 }
@@ -205,20 +206,20 @@ func RenderDiff(ctx context.Context, o RenderOptions) (string, error) {
 	// In a container that may not make one, such as those of deploy/, there is a kproxy to compare with, which has
 	// tried the same on the host itself.
 	apart := kernel.Apart(func() error { return nil }) == nil
-	host, err := driversOf(cfg).probe(ctx, o.Mode, &cfg, apart)
+	host, err := node.DriversOf(cfg).Probe(ctx, o.Mode, &cfg, apart)
 	if err == nil {
-		err = cmp.Or(host.Missing, missing(host.driver, o.Mode)) // without permission nothing else is known
+		err = cmp.Or(host.Missing, node.Missing(host.Driver, o.Mode)) // without permission nothing else is known
 	}
 	if err != nil {
 		return "", err
 	}
 	policy := renderPolicy(o)
-	n := networks{host: host.Facts}
-	if _, err := n.read(slog.New(slog.DiscardHandler)); err != nil {
+	n := node.Networks{Host: host.Facts}
+	if _, err := n.Read(slog.New(slog.DiscardHandler)); err != nil {
 		return "", fmt.Errorf("look up this node's addresses: %w", err)
 	}
-	n.fill(&policy)
-	caps := plan.Caps{Planes: host.driver.Abilities(nil, time.Time{}), PassedOver: host.passedOver, Forwarding: kernel.Forwarding()}
+	n.Fill(&policy)
+	caps := plan.Caps{Planes: host.Driver.Abilities(nil, time.Time{}), PassedOver: host.PassedOver, Forwarding: kernel.Forwarding()}
 	p, _ := plan.Compute(nil, plan.Inputs{Now: time.Now(), Snapshot: snapshot, Policy: policy, Caps: caps})
-	return host.driver.Diff(ctx, p, o.settings())
+	return host.Driver.Diff(ctx, p, o.settings())
 }

@@ -7,19 +7,16 @@ import (
 	"path/filepath"
 	"time"
 
+	"kproxy.dev/kproxy/agent/node"
 	"kproxy.dev/kproxy/plan"
 	"kproxy.dev/kproxy/userspace/handover"
 )
-
-// flowsFile is the name in --state-dir of the file that says which endpoints clients have. A kproxy leaves it that ends with no other one
-// taking over.
-const flowsFile = "flows.cbor"
 
 // rememberFlows leaves the file.
 func (a *Agent) rememberFlows() {
 	raw, err := handover.Encode(a.userspace.Remember())
 	if err == nil {
-		err = replaceFile(filepath.Join(a.cfg.StateDir, flowsFile), raw)
+		err = node.ReplaceFile(filepath.Join(a.cfg.StateDir, node.FlowsFile), raw)
 	}
 	if err != nil {
 		a.log.Warn("clients may have other endpoints after the next start", "error", err)
@@ -28,7 +25,7 @@ func (a *Agent) rememberFlows() {
 
 // recallFlows has userspace go on with what the file says; first is the first plan. The file counts once.
 func (a *Agent) recallFlows(first *plan.Plan) {
-	path := filepath.Join(a.cfg.StateDir, flowsFile)
+	path := filepath.Join(a.cfg.StateDir, node.FlowsFile)
 	info, err := os.Stat(path)
 	if errors.Is(err, fs.ErrNotExist) {
 		return

@@ -12,6 +12,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"kproxy.dev/kproxy/agent/node"
 	"kproxy.dev/kproxy/conntrack"
 	"kproxy.dev/kproxy/health/probe"
 	"kproxy.dev/kproxy/kernel"
@@ -32,29 +33,29 @@ const startBound = 15 * time.Second
 // the kernel's rules.
 func (a *Agent) setUp(ctx context.Context) error {
 	mode := a.policy.Mode
-	ds := driversOf(a.cfg)
-	host, err := ds.probe(ctx, mode, &a.cfg, false)
+	ds := node.DriversOf(a.cfg)
+	host, err := ds.Probe(ctx, mode, &a.cfg, false)
 	if err == nil {
-		err = cmp.Or(host.Missing, missing(host.driver, mode))
+		err = cmp.Or(host.Missing, node.Missing(host.Driver, mode))
 	}
 	if err == nil && mode == plan.ModeAuto {
-		err = ds.mayRemove(ctx, host.driver)
+		err = ds.MayRemove(ctx, host.Driver)
 	}
 	if err != nil {
 		return err
 	}
-	driver := host.driver
-	a.driver, a.caps = driver, plan.Caps{All: host.Capabilities, Planes: driver.Abilities(nil, time.Time{}), PassedOver: host.passedOver}
+	driver := host.Driver
+	a.driver, a.caps = driver, plan.Caps{All: host.Capabilities, Planes: driver.Abilities(nil, time.Time{}), PassedOver: host.PassedOver}
 	for _, p := range a.caps.Planes {
 		if mode.Allows(p.Plane) {
 			a.log.Info("data plane of the kernel", "name", p.Title, "possible", p.Host.Supported, "reason", p.Host.Reason)
 		}
 	}
-	if mode == plan.ModeAuto && host.passedOver != "" {
-		a.log.Info("mode auto prefers another data plane", "reason", host.passedOver)
+	if mode == plan.ModeAuto && host.PassedOver != "" {
+		a.log.Info("mode auto prefers another data plane", "reason", host.PassedOver)
 	}
-	a.networks.host = host.Facts
-	if _, err := a.networks.read(a.log); err != nil {
+	a.networks.Host = host.Facts
+	if _, err := a.networks.Read(a.log); err != nil {
 		return fmt.Errorf("look up this node's addresses: %w", err)
 	}
 	if a.conntrack, err = conntrack.Dial(); err != nil {
@@ -63,7 +64,7 @@ func (a *Agent) setUp(ctx context.Context) error {
 	if err := a.openUserspace(); err != nil {
 		return err
 	}
-	settings := settingsOf(&a.cfg)
+	settings := node.SettingsOf(&a.cfg)
 	settings.TCPPort, settings.UDPPort = a.userspace.Ports()
 	settings.Log, settings.Failed = a.log, func(f service.Family) { a.figures.restores[f].Add(1) }
 	if a.steering, err = driver.Steering(settings); err != nil {
@@ -238,12 +239,12 @@ func (a *Agent) Prepare(ctx context.Context) error {
 		return err
 	}
 	var prepared []any
-	for _, d := range driversOf(a.cfg).of(mode) {
+	for _, d := range node.DriversOf(a.cfg).Of(mode) {
 		loaded, err := d.Load(ctx, mode)
 		for _, c := range loaded {
 			prepared = append(prepared, c.Name, c.Supported)
 			if mode.Needs(plan.DataPlane(c.Name)) {
-				err = errors.Join(err, missing(d, mode))
+				err = errors.Join(err, node.Missing(d, mode))
 			}
 		}
 		if err != nil {

@@ -2,11 +2,10 @@ package agent
 
 import (
 	"context"
-	"log/slog"
 	"path/filepath"
 	"time"
 
-	"kproxy.dev/kproxy/config"
+	"kproxy.dev/kproxy/agent/node"
 	"kproxy.dev/kproxy/service"
 	"kproxy.dev/kproxy/source"
 	"kproxy.dev/kproxy/source/file"
@@ -19,10 +18,10 @@ func (a *Agent) openSource() error {
 		a.source = file.New(file.Config{Paths: a.cfg.Manifests, Node: a.node, NodeAddresses: a.cfg.NodeAddresses(), Logger: a.log})
 		return nil
 	}
-	c := kubeConfig(&a.cfg, a.node, "kproxy/"+a.version, a.log)
-	c.StateMaxAge, c.WriteFile = a.cfg.StateMaxAge, replaceFile
+	c := node.KubeConfig(&a.cfg, a.node, "kproxy/"+a.version, a.log)
+	c.StateMaxAge, c.WriteFile = a.cfg.StateMaxAge, node.ReplaceFile
 	if c.StateMaxAge > 0 {
-		c.StateFile = filepath.Join(a.cfg.StateDir, apiState)
+		c.StateFile = filepath.Join(a.cfg.StateDir, node.APIStateFile)
 	}
 	k, err := kube.Open(c)
 	if err != nil {
@@ -31,17 +30,6 @@ func (a *Agent) openSource() error {
 	kube.LogTo(a.log)
 	a.source, a.record, a.eligible = k, k, k.NodeEligible
 	return nil
-}
-
-// apiState is the name of the file in --state-dir with what the Kubernetes API said last.
-const apiState = "api-state.zip"
-
-// kubeConfig says how the Kubernetes API is reached.
-func kubeConfig(c *config.Config, node, userAgent string, log *slog.Logger) kube.Config {
-	return kube.Config{
-		Kubeconfig: c.Kubeconfig, Master: c.Master, Node: node, NodeAddresses: c.NodeAddresses(),
-		QPS: float32(c.Client.QPS), Burst: c.Client.Burst, ContentType: c.Client.ContentType, UserAgent: userAgent, Logger: log,
-	}
 }
 
 // Isolated reports whether most other nodes are silent to this one, where --healthz-isolated asks for it.

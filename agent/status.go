@@ -10,6 +10,7 @@ import (
 	"strings"
 	"time"
 
+	"kproxy.dev/kproxy/agent/node"
 	"kproxy.dev/kproxy/conntrack"
 	"kproxy.dev/kproxy/kernel"
 	"kproxy.dev/kproxy/plan"
@@ -73,8 +74,8 @@ func (a *Agent) summary(now time.Time) (plan.Status, counters) {
 	if p == nil {
 		return st, counters{}
 	}
-	if a.pins.problem != "" {
-		st.Sources = append(st.Sources, plan.SourceStatus{Name: a.pins.path, Synced: true, Error: a.pins.problem})
+	if a.orders.Pins.Problem != "" {
+		st.Sources = append(st.Sources, plan.SourceStatus{Name: a.orders.Pins.Path, Synced: true, Error: a.orders.Pins.Problem})
 	}
 	st.Alive, st.Capabilities, st.Sync = a.heart.alive.Load(), slices.Concat(a.caps.All, []plan.Capability{p.Policy.Detector()}), a.syncStatus()
 	st.Exhausted = a.userspace.Exhausted()
@@ -172,7 +173,7 @@ func (a *Agent) Pin(k service.Key, pref service.Preference) error {
 	if a.current.Load() == nil {
 		return errStarting
 	}
-	if err := a.orders.take(func() error { return a.pins.set([]service.Key{k}, pref) }); err != nil {
+	if err := a.orders.Take(func() error { return a.orders.Pins.Set([]service.Key{k}, pref) }); err != nil {
 		return err
 	}
 	a.log.Info("pinned", "service", k, "dataplane", pref)
@@ -313,7 +314,7 @@ func (a *Agent) Trace(ctx context.Context, req trace.Request) (trace.Result, err
 	proxy := &trace.Proxy{
 		Plan: p, Alive: a.heart.alive.Load(), Marks: a.marks(),
 		Forecast: a.userspace.Forecast, Connections: a.userspace.Connections,
-		Missing: a.steering.Missing, Explainers: Explainers(),
+		Missing: a.steering.Missing, Explainers: node.Explainers(),
 	}
 	if v, ok := a.driver.(interface{ Variant() kernel.Variant }); ok {
 		proxy.Variant = v.Variant()

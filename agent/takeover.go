@@ -12,6 +12,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"kproxy.dev/kproxy/agent/node"
 	"kproxy.dev/kproxy/conntrack"
 	"kproxy.dev/kproxy/health"
 	"kproxy.dev/kproxy/plan"
@@ -37,7 +38,7 @@ type Predecessor struct {
 // Succeed asks the kproxy at the other end of conn whether this one may take over. It takes conn over.
 func Succeed(conn *handover.Conn) (*Predecessor, error) {
 	p := &Predecessor{conn: conn, welcome: &handover.Welcome{}}
-	ns, err := networkNamespace()
+	ns, err := node.Namespace()
 	if err == nil {
 		err = conn.Send(answerBound, &handover.Hello{Version: handover.Version, Network: ns})
 	}
@@ -98,7 +99,7 @@ func (p *Predecessor) Close() {
 func (p *Predecessor) pending() bool { return p != nil && !p.over }
 
 func (p *Predecessor) nodeLock() (*os.File, error) {
-	path, err := lockPath()
+	path, err := node.LockPath()
 	if err != nil {
 		return nil, err
 	}
@@ -176,9 +177,7 @@ func (a *Agent) pausePredecessor() error {
 	a.healths.Inherit(paused.Files, files)
 	a.from.kernel, a.from.History = countersIn(paused.Kernel), paused.History
 	a.prober.Resume(plan.Targets(a.source.Latest(), a.health, a.policyNow().ExcludeCIDRs...), healthIn(paused.Health))
-	a.pins, err = openPins(a.cfg.StateDir) // it may have written some since
-	a.drained.read(a.cfg.StateDir)
-	return err
+	return a.orders.Open(a.cfg.StateDir) // it may have written some since
 }
 
 // takeOver takes what the predecessor's userspace carries; first is the first plan.
@@ -210,7 +209,7 @@ func (a *Agent) takeOver(first *plan.Plan) error {
 		resume()
 		a.log.Info("took over from the kproxy that ran", "connections were at rest for", time.Since(began).Round(time.Microsecond).String(), "descriptors", len(files))
 	}
-	if err := writePID(a.lock); err != nil {
+	if err := node.WritePID(a.lock); err != nil {
 		a.log.Warn("the node's lock names the process that ran before", "error", err)
 	}
 	a.programmer.steeringReady() // the rules are the predecessor's

@@ -35,7 +35,7 @@ func (a *Agent) watch(ctx context.Context, damaged chan<- error, overflows func(
 			a.figures.overflows.Store(n)
 		}
 		a.watchForwarding(kernel.Forwarding())
-		if changed, _ := a.networks.read(a.log); changed { // what fails was logged
+		if changed, _ := a.networks.Read(a.log); changed { // what fails was logged
 			a.kick()
 		}
 		select {

@@ -59,6 +59,7 @@ var layout = []row{
 	{folder: "trace", imports: "service health plan kernel kernel/steering kernel/nlmsg conntrack userspace trace/netfilter", third: netlink + " golang.org/x/sync"},
 	{folder: "bugreport", imports: "service kernel conntrack trace/netfilter", third: netlink},
 	{folder: "docs"},
+	{folder: "agent/node", imports: "config service plan source/kube kernel kernel/steering kernel/iptables kernel/ipvs kernel/nftables", third: "golang.org/x/sys"},
 	{folder: "agent/nodehealth", imports: "plan service userspace/handover", third: "golang.org/x/sys"},
 	{folder: "agent", imports: "*", third: "golang.org/x/sync golang.org/x/sys golang.org/x/time"},
 	{folder: "web", imports: "plan service health trace docs", third: "github.com/prometheus/client_golang github.com/prometheus/client_model"},
@@ -228,7 +229,7 @@ func TestPlanesAreNamedAtHome(t *testing.T) {
 }
 
 // rowsOfPlanes are the files with the table of planes and with that of flags, which are configuration.
-var rowsOfPlanes = []string{"agent/planes.go", "cmd/kproxy/options.go"}
+var rowsOfPlanes = []string{"agent/node/planes.go", "cmd/kproxy/options.go"}
 
 func TestPackagesHaveDocs(t *testing.T) {
 	docs := map[string]bool{}

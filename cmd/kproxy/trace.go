@@ -15,7 +15,7 @@ import (
 
 	"github.com/urfave/cli/v2"
 
-	"kproxy.dev/kproxy/agent"
+	"kproxy.dev/kproxy/agent/node"
 	"kproxy.dev/kproxy/kernel"
 	"kproxy.dev/kproxy/service"
 	"kproxy.dev/kproxy/trace"
@@ -92,7 +92,7 @@ func traceWith(c *cli.Context, client *web.Client, req trace.Request) (res trace
 	}
 	if notAnswering(err) {
 		fmt.Fprintf(c.App.ErrWriter, "kproxy: %v\nkproxy: reading the kernel alone\n", err)
-		proxy := &trace.Proxy{Explainers: agent.Explainers()}
+		proxy := &trace.Proxy{Explainers: node.Explainers()}
 		if !errors.Is(err, web.ErrNotRunning) {
 			proxy.Silent = err.Error()
 		}

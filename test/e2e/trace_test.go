@@ -10,7 +10,7 @@ import (
 	"testing"
 	"time"
 
-	"kproxy.dev/kproxy/agent"
+	"kproxy.dev/kproxy/agent/node"
 	"kproxy.dev/kproxy/kernel"
 	"kproxy.dev/kproxy/kernel/iptables"
 	"kproxy.dev/kproxy/kernel/ipvs"
@@ -119,7 +119,7 @@ func (w *world) proxyOf(pref service.Preference) (*trace.Proxy, error) {
 	}
 	p, _ = plan.Compute(nil, in)
 	proxy := &trace.Proxy{
-		Plan: p, Alive: true, Marks: kernel.DefaultMarks(), Variant: host.Variant, Missing: steering.DefaultRouting().Missing, Explainers: agent.Explainers(),
+		Plan: p, Alive: true, Marks: kernel.DefaultMarks(), Variant: host.Variant, Missing: steering.DefaultRouting().Missing, Explainers: node.Explainers(),
 	}
 	if mode == plan.ModeNFTables {
 		o := nftables.DefaultOptions()

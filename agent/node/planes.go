@@ -1,9 +1,12 @@
-package agent
+// Package node has what the loops take of the node that they run on, and the commands that need no loops as well: the drivers of its
+// kernel, its lock, its networks, and the files in --state-dir, with what users ask of it.
+package node
 
 import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"slices"
 	"strings"
 	"time"
@@ -15,15 +18,16 @@ import (
 	"kproxy.dev/kproxy/kernel/nftables"
 	"kproxy.dev/kproxy/kernel/steering"
 	"kproxy.dev/kproxy/plan"
+	"kproxy.dev/kproxy/source/kube"
 )
 
-// driversOf is the table of the kernel's data planes, by driver, in mode auto's order of
-// preference, see [drivers.probe]; of a driver's data planes it prefers the first. Data planes of
-// two drivers aren't used together: IPVS's rules are iptables'. This file is the only place of
-// package agent that names a data plane.
-func driversOf(c config.Config) drivers {
+// DriversOf returns the table of the kernel's data planes, by driver, in mode auto's order of
+// preference, see [Drivers.Probe]; of a driver's data planes it prefers the first. Data planes of
+// two drivers aren't used together: IPVS's rules are iptables'. This file is the only place below
+// agent/ that names a data plane.
+func DriversOf(c config.Config) Drivers {
 	v := c.IPVS
-	return drivers{
+	return Drivers{
 		nftables.NewDriver(" (--mode ipvs may)", c.NFTables.Flowtable),
 		steering.NewDriver(
 			ipvs.NewDriver(ipvs.Settings{
@@ -44,13 +48,13 @@ var howTo = map[plan.DataPlane]string{
 	plan.NFTables: "get what it says, or choose --mode iptables or userspace",
 }
 
-// drivers are in order of preference. One goroutine uses them.
-type drivers []kernel.Driver
+// Drivers are in order of preference. One goroutine uses them.
+type Drivers []kernel.Driver
 
-// of are the drivers that mode m may use: those of the data plane that it needs, or all.
+// Of returns the drivers that mode m may use: those of the data plane that it needs, or all.
 // Mode userspace, which gains nothing by nftables, prefers those that firewalls don't keep
 // from their work.
-func (ds drivers) of(m plan.Mode) drivers {
+func (ds Drivers) Of(m plan.Mode) Drivers {
 	out := slices.DeleteFunc(slices.Clone(ds), func(d kernel.Driver) bool {
 		return !slices.ContainsFunc(d.Planes(), m.Needs)
 	})
@@ -63,33 +67,33 @@ func (ds drivers) of(m plan.Mode) drivers {
 	return out
 }
 
-// found holds what [drivers.probe] found.
-type found struct {
-	driver kernel.Driver
+// Found holds what [Drivers.Probe] found.
+type Found struct {
+	Driver kernel.Driver
 	kernel.Facts
-	passedOver string // why mode auto doesn't use the drivers that it prefers; empty if it does
+	PassedOver string // why mode auto doesn't use the drivers that it prefers; empty if it does
 }
 
-// probe finds the driver that mode m uses, as choose does, by what the drivers' probes find of this host.
-func (ds drivers) probe(ctx context.Context, m plan.Mode, c *config.Config, trial bool) (*found, error) {
-	return ds.choose(m, c.IPVS.Scheduler, func(d kernel.Driver) (kernel.Facts, error) { return d.Probe(ctx, m, trial) })
+// Probe finds the driver that mode m uses, as Choose does, by what the drivers' probes find of this host.
+func (ds Drivers) Probe(ctx context.Context, m plan.Mode, c *config.Config, trial bool) (*Found, error) {
+	return ds.Choose(m, c.IPVS.Scheduler, func(d kernel.Driver) (kernel.Facts, error) { return d.Probe(ctx, m, trial) })
 }
 
-// choose finds the driver that mode m uses, given what a look finds of each: the first whose steering works, in mode
+// Choose finds the driver that mode m uses, given what a look finds of each: the first whose steering works, in mode
 // auto one that is fit before those that aren't. Why none works is in what was found of the first. One
 // that this process lacks the permission for isn't passed over: it couldn't remove there what
 // an earlier process left.
-func (ds drivers) choose(m plan.Mode, scheduler string, look func(kernel.Driver) (kernel.Facts, error)) (*found, error) {
-	var unfit, missing *found
+func (ds Drivers) Choose(m plan.Mode, scheduler string, look func(kernel.Driver) (kernel.Facts, error)) (*Found, error) {
+	var unfit, missing *Found
 	var passed []plan.Capability
-	for _, d := range ds.of(m) {
+	for _, d := range ds.Of(m) {
 		facts, err := look(d)
-		f := &found{driver: d, Facts: facts}
+		f := &Found{Driver: d, Facts: facts}
 		for _, c := range passed {
 			if m != plan.ModeAuto {
 				break
 			}
-			f.passedOver = strings.TrimPrefix(f.passedOver+"; "+c.Name+" isn't used: "+c.Reason, "; ")
+			f.PassedOver = strings.TrimPrefix(f.PassedOver+"; "+c.Name+" isn't used: "+c.Reason, "; ")
 		}
 		f.Capabilities = append(f.Capabilities, passed...)
 		why := unfitFor(f, m, scheduler)
@@ -116,13 +120,13 @@ func (ds drivers) choose(m plan.Mode, scheduler string, look func(kernel.Driver)
 	if unfit == nil {
 		return missing, nil
 	}
-	unfit.passedOver = ""
+	unfit.PassedOver = ""
 	return unfit, nil
 }
 
 // unfitFor says why mode auto passes over a driver that works where another does too; empty if it
 // doesn't.
-func unfitFor(f *found, m plan.Mode, scheduler string) string {
+func unfitFor(f *Found, m plan.Mode, scheduler string) string {
 	switch {
 	case m != plan.ModeAuto:
 	case len(f.Dropping) > 0:
@@ -131,15 +135,15 @@ func unfitFor(f *found, m plan.Mode, scheduler string) string {
 			why += fmt.Sprintf(", and %d more", n)
 		}
 		return why
-	case scheduler != "" && !slices.ContainsFunc(f.driver.Abilities(nil, time.Time{}), func(a plan.Abilities) bool { return a.Schedulers && a.Host.Supported }):
+	case scheduler != "" && !slices.ContainsFunc(f.Driver.Abilities(nil, time.Time{}), func(a plan.Abilities) bool { return a.Schedulers && a.Host.Supported }):
 		return "it has no scheduler " + scheduler + ", which --ipvs-scheduler names"
 	}
 	return ""
 }
 
-// mayRemove returns an error where drivers but the one given left what only a process with
+// MayRemove returns an error where drivers but the one given left what only a process with
 // CAP_NET_RAW removes, and this one isn't.
-func (ds drivers) mayRemove(ctx context.Context, but kernel.Driver) error {
+func (ds Drivers) MayRemove(ctx context.Context, but kernel.Driver) error {
 	if kernel.RawSockets() {
 		return nil
 	}
@@ -147,20 +151,20 @@ func (ds drivers) mayRemove(ctx context.Context, but kernel.Driver) error {
 		if d == but {
 			continue
 		}
-		if lines, err := d.Preview(ctx, noRoutes); len(lines) > 0 || errors.Is(err, kernel.ErrPermission) {
+		if lines, err := d.Preview(ctx, NoRoutes); len(lines) > 0 || errors.Is(err, kernel.ErrPermission) {
 			return kernel.NoPermission(fmt.Errorf("%w: CAP_NET_RAW, to remove what a kproxy of another mode programmed", kernel.ErrPermission))
 		}
 	}
 	return nil
 }
 
-// assume returns the driver that mode m uses on a host that has everything; dropping are rules
+// Assume returns the driver that mode m uses on a host that has everything; dropping are rules
 // of others there.
-func (ds drivers) assume(m plan.Mode, c *config.Config, dropping ...string) kernel.Driver {
-	of := ds.of(m)
+func (ds Drivers) Assume(m plan.Mode, c *config.Config, dropping ...string) kernel.Driver {
+	of := ds.Of(m)
 	for _, d := range of {
 		d.Assume()
-		if unfitFor(&found{driver: d, Facts: kernel.Facts{Dropping: dropping}}, m, c.IPVS.Scheduler) == "" {
+		if unfitFor(&Found{Driver: d, Facts: kernel.Facts{Dropping: dropping}}, m, c.IPVS.Scheduler) == "" {
 			return d
 		}
 		dropping = nil // the others'
@@ -168,8 +172,8 @@ func (ds drivers) assume(m plan.Mode, c *config.Config, dropping ...string) kern
 	return of[0]
 }
 
-// missing says what mode m lacks of the data plane that it needs; nil if nothing.
-func missing(d kernel.Driver, m plan.Mode) error {
+// Missing says what mode m lacks of the data plane that it needs; nil if nothing.
+func Missing(d kernel.Driver, m plan.Mode) error {
 	for _, a := range d.Abilities(nil, time.Time{}) {
 		if m.Needs(a.Plane) && !a.Host.Supported {
 			return &kernel.Missing{What: a.Title, How: howTo[a.Plane], Err: errors.New(a.Host.Reason)}
@@ -178,8 +182,11 @@ func missing(d kernel.Driver, m plan.Mode) error {
 	return nil
 }
 
-// settingsOf are the settings of drivers that c has, and userspace hasn't.
-func settingsOf(c *config.Config) kernel.Settings {
+// NoRoutes has a driver leave routes and routing rules alone.
+const NoRoutes = 0
+
+// SettingsOf returns the settings of drivers that c has, and userspace hasn't.
+func SettingsOf(c *config.Config) kernel.Settings {
 	return kernel.Settings{
 		Marks: kernel.Marks{Masquerade: c.MasqueradeMark(), Transparent: c.TransparentMark()}, RouteTable: c.RouteTable, PassiveHealth: c.PassiveHealth,
 	}
@@ -188,8 +195,16 @@ func settingsOf(c *config.Config) kernel.Settings {
 // Explainers returns the explainers of the data planes that have one.
 func Explainers() []kernel.Explainer {
 	var out []kernel.Explainer
-	for _, d := range driversOf(config.Default()) {
+	for _, d := range DriversOf(config.Default()) {
 		out = append(out, d.Explainers()...)
 	}
 	return out
+}
+
+// KubeConfig says how the Kubernetes API is reached.
+func KubeConfig(c *config.Config, node, userAgent string, log *slog.Logger) kube.Config {
+	return kube.Config{
+		Kubeconfig: c.Kubeconfig, Master: c.Master, Node: node, NodeAddresses: c.NodeAddresses(),
+		QPS: float32(c.Client.QPS), Burst: c.Client.Burst, ContentType: c.Client.ContentType, UserAgent: userAgent, Logger: log,
+	}
 }

@@ -1,4 +1,4 @@
-package agent
+package node
 
 import (
 	"errors"
@@ -46,7 +46,7 @@ func TestAutoChooses(t *testing.T) {
 		"iptables where there is none": {plan.ModeIPTables, "", map[plan.DataPlane]kernel.Facts{plan.NFTables: fine, plan.IPTables: none}, plan.IPTables, "", none.Missing},
 	} {
 		t.Run(name, func(t *testing.T) {
-			f, err := driversOf(config.Default()).choose(tt.mode, tt.scheduler, func(d kernel.Driver) (kernel.Facts, error) {
+			f, err := DriversOf(config.Default()).Choose(tt.mode, tt.scheduler, func(d kernel.Driver) (kernel.Facts, error) {
 				for plane, facts := range tt.facts {
 					if has(d, plane) {
 						if plane == plan.IPVS {
@@ -57,8 +57,8 @@ func TestAutoChooses(t *testing.T) {
 				}
 				return none, nil
 			})
-			if err != nil || !has(f.driver, tt.want) || !errors.Is(f.Missing, tt.missing) || !strings.Contains(f.passedOver, tt.why) || tt.why == "" && f.passedOver != "" {
-				t.Errorf("%+v, passed over because %q; want that of %s, because %q, missing %v (%v)", f.Facts, f.passedOver, tt.want, tt.why, tt.missing, err)
+			if err != nil || !has(f.Driver, tt.want) || !errors.Is(f.Missing, tt.missing) || !strings.Contains(f.PassedOver, tt.why) || tt.why == "" && f.PassedOver != "" {
+				t.Errorf("%+v, passed over because %q; want that of %s, because %q, missing %v (%v)", f.Facts, f.PassedOver, tt.want, tt.why, tt.missing, err)
 			}
 			if tt.why != "" && !slices.ContainsFunc(f.Capabilities, func(c plan.Capability) bool {
 				return c.Name == string(plan.NFTables) && !c.Supported && c.Reason != ""
@@ -71,7 +71,7 @@ func TestAutoChooses(t *testing.T) {
 
 // TestAutoChoosesNothing: where nothing works, every lack is told.
 func TestAutoChoosesNothing(t *testing.T) {
-	f, err := driversOf(config.Default()).choose(plan.ModeAuto, "", func(d kernel.Driver) (kernel.Facts, error) {
+	f, err := DriversOf(config.Default()).Choose(plan.ModeAuto, "", func(d kernel.Driver) (kernel.Facts, error) {
 		return kernel.Facts{Missing: &kernel.Missing{What: d.Abilities(nil, time.Time{})[0].Title}}, nil
 	})
 	if err != nil || f.Missing == nil || !strings.Contains(f.Missing.Error(), "nftables") || !strings.Contains(f.Missing.Error(), "IPVS") {

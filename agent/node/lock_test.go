@@ -1,4 +1,4 @@
-package agent
+package node
 
 import (
 	"os"
@@ -12,26 +12,26 @@ import (
 // TestLockNode: one at a time in a network namespace; nothing is left behind.
 func TestLockNode(t *testing.T) {
 	kerneltest.Namespace(t)
-	lock, err := lockNode()
+	lock, err := Lock()
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := lockNode(); err == nil || !strings.Contains(err.Error(), "(process "+strconv.Itoa(os.Getpid())+") is already running") {
+	if _, err := Lock(); err == nil || !strings.Contains(err.Error(), "(process "+strconv.Itoa(os.Getpid())+") is already running") {
 		t.Errorf("a second kproxy gets error %v, want one that names the first", err)
 	}
-	unlockNode(lock)
-	again, err := lockNode()
+	Unlock(lock)
+	again, err := Lock()
 	if err != nil {
 		t.Fatalf("after the first has ended: %v", err)
 	}
-	path, err := lockPath()
+	path, err := LockPath()
 	if err != nil {
 		t.Fatal(err)
 	}
 	if _, err := os.Stat(path); err != nil {
 		t.Errorf("while it is held: %v", err)
 	}
-	unlockNode(again)
+	Unlock(again)
 	if _, err := os.Stat(path); !os.IsNotExist(err) {
 		t.Errorf("after the end the file is still there (%v)", err)
 	}
