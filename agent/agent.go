@@ -42,9 +42,6 @@ import (
 	"kproxy.dev/kproxy/userspace/handover"
 )
 
-// DefaultStateDir is where pins are kept unless --state-dir says otherwise.
-var DefaultStateDir = config.Default().StateDir
-
 // Options holds what an Agent is made from.
 type Options struct {
 	Config  config.Config // valid

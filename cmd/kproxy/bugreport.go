@@ -18,7 +18,7 @@ import (
 
 	"github.com/urfave/cli/v2"
 
-	"kproxy.dev/kproxy/agent"
+	"kproxy.dev/kproxy/agent/offline"
 	"kproxy.dev/kproxy/bugreport"
 	"kproxy.dev/kproxy/cmd/kproxy/screen"
 	"kproxy.dev/kproxy/conntrack"
@@ -101,7 +101,7 @@ func reportTo(ctx context.Context, c *cli.Context, to io.Writer, mask *bugreport
 	r.AddNode(ctx)
 	if a.status == nil && ctx.Err() == nil { // which has what this finds out
 		var b bytes.Buffer
-		report, err := agent.CheckHost(ctx)
+		report, err := offline.CheckHost(ctx)
 		if err == nil {
 			err = printHost(&b, report)
 		}

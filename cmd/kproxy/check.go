@@ -8,7 +8,7 @@ import (
 
 	"github.com/urfave/cli/v2"
 
-	"kproxy.dev/kproxy/agent"
+	"kproxy.dev/kproxy/agent/offline"
 	"kproxy.dev/kproxy/config"
 	"kproxy.dev/kproxy/plan"
 )
@@ -147,7 +147,7 @@ func orNone(s string) string {
 
 // checkManifests prints what is wrong with manifests and returns how much.
 func checkManifests(c *cli.Context, w io.Writer) (int, error) {
-	report, err := agent.Check(c.StringSlice("manifests"), c.String("node"))
+	report, err := offline.Check(c.StringSlice("manifests"), c.String("node"))
 	if err != nil {
 		return 0, err
 	}
@@ -171,7 +171,7 @@ func checkHost(c *cli.Context) error {
 		}
 		mode = plan.Mode(cfg.Mode)
 	}
-	report, err := agent.CheckHost(c.Context)
+	report, err := offline.CheckHost(c.Context)
 	if err != nil {
 		return hostError(err)
 	}
@@ -186,7 +186,7 @@ func checkHost(c *cli.Context) error {
 }
 
 // verdict says in a line whether kproxy can run on a host, and in which mode.
-func verdict(r agent.HostReport, mode plan.Mode, asked bool) string {
+func verdict(r offline.HostReport, mode plan.Mode, asked bool) string {
 	switch {
 	case asked && r.Missing[mode] != nil:
 		return fmt.Sprintf("VERDICT: this host can't run kproxy in mode %s; the lines above say what to get", mode)
@@ -200,7 +200,7 @@ func verdict(r agent.HostReport, mode plan.Mode, asked bool) string {
 	return "VERDICT: this host can't run kproxy; the lines above say what to get"
 }
 
-func printHost(w io.Writer, r agent.HostReport) error {
+func printHost(w io.Writer, r offline.HostReport) error {
 	var b strings.Builder
 	for _, m := range config.Modes {
 		err := r.Missing[plan.Mode(m)]

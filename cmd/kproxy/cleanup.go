@@ -6,7 +6,8 @@ import (
 
 	"github.com/urfave/cli/v2"
 
-	"kproxy.dev/kproxy/agent"
+	"kproxy.dev/kproxy/agent/offline"
+	"kproxy.dev/kproxy/config"
 )
 
 func cleanupCommand() *cli.Command {
@@ -16,8 +17,8 @@ func cleanupCommand() *cli.Command {
 		Flags: []cli.Flag{
 			&cli.BoolFlag{Name: "kube-proxy", Usage: "remove what kube-proxy left behind instead: chains, nftables tables, virtual servers, ipsets; beside a running kproxy too"},
 			&cli.BoolFlag{Name: "dry-run", Usage: "print what would be removed, and change nothing; beside a running kproxy too"},
-			&cli.StringFlag{Name: "state-dir", Usage: "`DIR` with the pins, drain and services to forget", Value: agent.DefaultStateDir},
-			&cli.IntFlag{Name: "route-table", Usage: "routing `TABLE` that kproxy run was given", Value: agent.DefaultRouteTable},
+			&cli.StringFlag{Name: "state-dir", Usage: "`DIR` with the pins, drain and services to forget", Value: config.Default().StateDir},
+			&cli.IntFlag{Name: "route-table", Usage: "routing `TABLE` that kproxy run was given", Value: config.Default().RouteTable},
 		},
 		Action: func(c *cli.Context) error {
 			if c.Bool("kube-proxy") {
@@ -26,7 +27,7 @@ func cleanupCommand() *cli.Command {
 			if c.Bool("dry-run") {
 				return previewCleanup(c)
 			}
-			if err := agent.Cleanup(c.Context, c.String("state-dir"), c.Int("route-table")); err != nil {
+			if err := offline.Cleanup(c.Context, c.String("state-dir"), c.Int("route-table")); err != nil {
 				return hostError(err)
 			}
 			_, err := fmt.Fprintln(c.App.Writer, "everything kproxy programmed is gone")
@@ -37,7 +38,7 @@ func cleanupCommand() *cli.Command {
 
 // previewCleanup is `kproxy cleanup --dry-run`.
 func previewCleanup(c *cli.Context) error {
-	lines, err := agent.PreviewCleanup(c.Context, c.String("state-dir"), c.Int("route-table"))
+	lines, err := offline.PreviewCleanup(c.Context, c.String("state-dir"), c.Int("route-table"))
 	if err != nil {
 		return hostError(err)
 	}
@@ -50,9 +51,9 @@ func previewCleanup(c *cli.Context) error {
 
 // cleanLeftovers is `kproxy cleanup --kube-proxy`.
 func cleanLeftovers(c *cli.Context) error {
-	clean, done := agent.CleanLeftovers, "removed"
+	clean, done := offline.CleanLeftovers, "removed"
 	if c.Bool("dry-run") {
-		clean, done = agent.PreviewLeftovers, "would remove"
+		clean, done = offline.PreviewLeftovers, "would remove"
 	}
 	removed, kept, err := clean(c.Context)
 	if err != nil {

@@ -8,7 +8,7 @@ import (
 
 	"github.com/urfave/cli/v2"
 
-	"kproxy.dev/kproxy/agent"
+	"kproxy.dev/kproxy/agent/offline"
 	"kproxy.dev/kproxy/config"
 	"kproxy.dev/kproxy/plan"
 )
@@ -36,11 +36,11 @@ func renderCommand() *cli.Command {
 			if cfg.HostnameOverride != "" && !c.IsSet("node") {
 				node = cfg.HostnameOverride
 			}
-			options := agent.RenderOptions{Mode: plan.Mode(cfg.Mode), Manifests: cfg.Manifests, Node: node, Config: &cfg.Config}
+			options := offline.RenderOptions{Mode: plan.Mode(cfg.Mode), Manifests: cfg.Manifests, Node: node, Config: &cfg.Config}
 			if c.Bool("diff") {
 				return renderDiff(c, options)
 			}
-			text, err := agent.RenderText(c.Context, options)
+			text, err := offline.RenderText(c.Context, options)
 			if err != nil && cfg.Kubernetes() {
 				return err
 			} else if err != nil {
@@ -53,8 +53,8 @@ func renderCommand() *cli.Command {
 }
 
 // renderDiff is `kproxy render --diff`.
-func renderDiff(c *cli.Context, o agent.RenderOptions) error {
-	text, err := agent.RenderDiff(c.Context, o)
+func renderDiff(c *cli.Context, o offline.RenderOptions) error {
+	text, err := offline.RenderDiff(c.Context, o)
 	if err != nil {
 		return hostError(err)
 	}

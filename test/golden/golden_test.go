@@ -23,8 +23,9 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/tools/txtar"
 
-	"kproxy.dev/kproxy/agent"
+	"kproxy.dev/kproxy/agent/offline"
 	"kproxy.dev/kproxy/config"
+	"kproxy.dev/kproxy/kernel"
 	"kproxy.dev/kproxy/plan"
 )
 
@@ -73,9 +74,9 @@ func checkScenario(t *testing.T, file string) {
 		}
 	}
 	if cfg := configOf(t, archive); cfg.IPVS.Scheduler == "" {
-		sections := map[plan.Mode][]agent.Section{}
+		sections := map[plan.Mode][]kernel.Section{}
 		for _, mode := range []plan.Mode{plan.ModeAuto, plan.ModeNFTables} {
-			s, err := agent.Render(context.Background(), agent.RenderOptions{Mode: mode, Manifests: []string{manifests}, Node: "node-1", Config: &cfg})
+			s, err := offline.Render(context.Background(), offline.RenderOptions{Mode: mode, Manifests: []string{manifests}, Node: "node-1", Config: &cfg})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -105,8 +106,8 @@ func checkScenario(t *testing.T, file string) {
 
 // outputs returns what is rendered in a mode, and what isn't shared by every
 // scenario: whole says that this is the one to show all.
-func outputs(t *testing.T, mode plan.Mode, manifests string, cfg config.Config, whole bool) []agent.Section {
-	var out []agent.Section
+func outputs(t *testing.T, mode plan.Mode, manifests string, cfg config.Config, whole bool) []kernel.Section {
+	var out []kernel.Section
 	shared := map[string]bool{}
 	if !whole {
 		for _, s := range rendered(t, mode, t.TempDir(), config.Default()) {
@@ -123,8 +124,8 @@ func outputs(t *testing.T, mode plan.Mode, manifests string, cfg config.Config, 
 	return out
 }
 
-func rendered(t *testing.T, mode plan.Mode, manifests string, cfg config.Config) []agent.Section {
-	sections, err := agent.Render(context.Background(), agent.RenderOptions{Mode: mode, Manifests: []string{manifests}, Node: "node-1", Config: &cfg, Firewalled: true})
+func rendered(t *testing.T, mode plan.Mode, manifests string, cfg config.Config) []kernel.Section {
+	sections, err := offline.Render(context.Background(), offline.RenderOptions{Mode: mode, Manifests: []string{manifests}, Node: "node-1", Config: &cfg, Firewalled: true})
 	if err != nil {
 		t.Fatalf("mode %s: %v", mode, err)
 	}

@@ -1,4 +1,4 @@
-package agent_test
+package offline_test
 
 import (
 	"errors"
@@ -7,7 +7,7 @@ import (
 	"strings"
 	"testing"
 
-	"kproxy.dev/kproxy/agent"
+	"kproxy.dev/kproxy/agent/offline"
 	"kproxy.dev/kproxy/kernel"
 	"kproxy.dev/kproxy/kernel/kerneltest"
 	"kproxy.dev/kproxy/plan"
@@ -30,7 +30,7 @@ func TestCheckHostChangesNothing(t *testing.T) {
 		}
 		return
 	}
-	r, err := agent.CheckHost(t.Context())
+	r, err := offline.CheckHost(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -49,7 +49,7 @@ func TestCheckHostChangesNothing(t *testing.T) {
 func TestCheckHostNamesWhatIsMissing(t *testing.T) {
 	kerneltest.Namespace(t)
 	t.Setenv("PATH", t.TempDir())
-	r, err := agent.CheckHost(t.Context())
+	r, err := offline.CheckHost(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -1,4 +1,4 @@
-package agent
+package offline
 
 import (
 	"context"
@@ -72,7 +72,7 @@ type HostReport struct {
 	Loaded []string
 }
 
-// CheckHost finds out what this host lacks for each mode, as [Agent.Run] does. It tries
+// CheckHost finds out what this host lacks for each mode, as kproxy run does. It tries
 // rules and sets in a network namespace that is gone after, and has the kernel load
 // no data plane.
 func CheckHost(ctx context.Context) (HostReport, error) {

@@ -1,4 +1,6 @@
-package agent
+// Package offline has what commands do that need no loops: check manifests and the host, render, and clean up. A kproxy may run, except
+// where a function says otherwise.
+package offline
 
 import (
 	"cmp"
@@ -54,13 +56,10 @@ func (o *RenderOptions) load(ctx context.Context) (*service.Snapshot, error) {
 // clusterTimeout is how long an API server is waited for that is away.
 const clusterTimeout = 30 * time.Second
 
-// Section is one part of what would be programmed: "plan", or of a driver's.
-type Section = kernel.Section
-
 // Render returns the plan for a source's Services on a host that has everything, and what
 // would be programmed for it. Services stand as at the first start: in
 // userspace, with their fallback rules. Equal Services give equal text.
-func Render(ctx context.Context, o RenderOptions) ([]Section, error) {
+func Render(ctx context.Context, o RenderOptions) ([]kernel.Section, error) {
 	snapshot, err := o.load(ctx)
 	if err != nil {
 		return nil, err
@@ -77,7 +76,7 @@ func Render(ctx context.Context, o RenderOptions) ([]Section, error) {
 	driver := ds.Assume(o.Mode, &cfg, dropping...)
 	caps := plan.Caps{Planes: driver.Abilities(nil, time.Time{})}
 	p, _ := plan.Compute(nil, plan.Inputs{Now: time.Unix(0, 0).UTC(), Snapshot: snapshot, Policy: policy, Caps: caps})
-	sections := append([]Section{{Name: "plan", Text: planText(p)}}, driver.Render(p, o.settings())...)
+	sections := append([]kernel.Section{{Name: "plan", Text: planText(p)}}, driver.Render(p, o.settings())...)
 	for i := range sections {
 		if plane := plan.DataPlane(sections[i].Name); assumed && caps.Plane(plane).LocalAddresses {
 			sections[i].Text = assumption(p, plane) + sections[i].Text
