@@ -18,7 +18,6 @@ package agent
 import (
 	"context"
 	"errors"
-	"fmt"
 	"log/slog"
 	"os"
 	"slices"
@@ -29,6 +28,7 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
+	"kproxy.dev/kproxy/agent/flows"
 	"kproxy.dev/kproxy/agent/node"
 	"kproxy.dev/kproxy/agent/nodehealth"
 	"kproxy.dev/kproxy/config"
@@ -104,10 +104,10 @@ type Agent struct {
 	arrivals       arrivals
 	carried        carried
 	passive        passiveHealth
-	recents        recents
-	repair         *conntrackRepair
-	staleFlows     *staleCleanup
-	affinity       *affinityMover     // nil where the kernel keeps no clients
+	recents        flows.Recents
+	repair         *flows.Repair
+	staleFlows     *flows.StaleCleanup
+	affinity       *flows.Affinity    // nil where the kernel keeps no clients
 	remains        *userspace.Remains // until userspace has recovered them
 	recorded       func(memory int)
 	pause          time.Duration
@@ -127,7 +127,6 @@ type Agent struct {
 
 	trigger chan struct{} // 1 slot: triggers coalesce
 	current atomic.Pointer[plan.Plan]
-	coming  atomic.Pointer[plan.Plan] // that the fast loop carries out, or last tried to
 	// counting is held by who reads counters for current, and by the fast loop while
 	// it gives them a new plan: they forget what that doesn't have.
 	counting sync.RWMutex
@@ -204,7 +203,7 @@ func (a *Agent) Run(ctx context.Context) error {
 	} else if err != nil {
 		return a.leave(err)
 	}
-	a.repair = newConntrackRepair(a.log, a.conntrack, a.steering, a.userspace, a.current.Load)
+	a.repair = flows.NewRepair(a.log, a.conntrack, a.steering, a.userspace, a.current.Load)
 	a.isSetUp.Store(true)
 	defer a.conntrack.Close()
 
@@ -253,12 +252,12 @@ func (a *Agent) work(ctx context.Context) error {
 	g.Go(func() error { defer begun(); return a.userspace.Run(ctx) })
 	<-serving // connections may be at rest, and what follows would take processors from the loops
 	g.Go(func() error { return ended.Run(ctx, a.flowEnded) })
-	g.Go(func() error { return a.readRefusals(ctx) })
-	g.Go(func() error { return a.repair.run(ctx) })
-	g.Go(func() error { return a.staleFlows.run(ctx) })
+	g.Go(func() error { return flows.ReadRefusals(ctx, a.log, a.passive.lack, a.kernelRefused) })
+	g.Go(func() error { return a.repair.Run(ctx) })
+	g.Go(func() error { return a.staleFlows.Run(ctx) })
 	g.Go(func() error { return a.keepSmall(ctx) })
 	if a.affinity != nil {
-		g.Go(func() error { return a.affinity.run(ctx) })
+		g.Go(func() error { return a.affinity.Run(ctx) })
 	}
 	g.Go(func() error { return a.prober.Run(ctx) })
 	if a.passive.Detector != nil {
@@ -337,7 +336,7 @@ func (a *Agent) skipOwnEnds() {
 func (a *Agent) flowEnded(f conntrack.Flow) {
 	a.accounting.Ended(f)
 	a.passive.flowEnded(&f)
-	a.repair.ended(f)
+	a.repair.Ended(f)
 }
 
 // untilDrained returns a context that ends some time after ctx: when the TCP connections that there were have ended, or all but
@@ -371,7 +370,7 @@ func (a *Agent) untilDrained(ctx context.Context) (context.Context, context.Canc
 			} else {
 				a.heart.retire(serving)
 			}
-			a.repair.redirectAll(nil, a.cfg.DrainTimeout)
+			a.repair.RedirectAll(nil, a.cfg.DrainTimeout)
 		}
 		// One that is taking over gets what is left, sessions above all. Once this one ends none can begin to.
 		bounded, cancel := context.WithDeadline(serving, began.Add(a.cfg.DrainTimeout*9/10))
@@ -457,7 +456,7 @@ func (a *Agent) drain() error {
 		if a.began { // else the last one's file still counts
 			a.rememberFlows()
 		}
-		a.repair.redirectAll(nil, a.cfg.DrainTimeout)
+		a.repair.RedirectAll(nil, a.cfg.DrainTimeout)
 		if was := a.yielded.Load(); was != nil { // what the next kproxy finds in the kernel it leaves there
 			back, d := ledBack(a.current.Load(), was)
 			if err := a.steering.Follow(ctx, back, d).Err; err != nil {
@@ -474,19 +473,5 @@ func (a *Agent) drain() error {
 	if a.relieved.Load() {
 		return nil
 	}
-	return a.forgetListener()
-}
-
-// forgetListener deletes the UDP entries that lead to this process, which is
-// about to end: the next datagram of each client goes to the kernel's rules.
-func (a *Agent) forgetListener() error {
-	p := a.current.Load()
-	if p == nil {
-		return nil
-	}
-	flows, err := a.conntrack.List(service.UDP)
-	if err != nil {
-		return fmt.Errorf("list UDP flows: %w", err)
-	}
-	return a.deleteFlows(conntrack.Stale(flows, nil, p, conntrack.StaleConfig{Local: a.local}))
+	return a.staleFlows.ForgetListener()
 }

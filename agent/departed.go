@@ -1,79 +1,14 @@
 package agent
 
 import (
-	"net/netip"
 	"slices"
 	"time"
 
 	"kproxy.dev/kproxy/conntrack"
 	"kproxy.dev/kproxy/health"
-	"kproxy.dev/kproxy/health/passive"
 	"kproxy.dev/kproxy/kernel"
 	"kproxy.dev/kproxy/plan"
-	"kproxy.dev/kproxy/service"
 )
-
-// listEach is for how many endpoints connections are looked up one by one; for more, one list of all is cheaper.
-const listEach = 8
-
-// departed returns the TCP endpoints that are gone, or neither ready nor serving any more, but for those of services that
-// are to be left alone.
-func departed(d plan.Delta) (out []health.Endpoint) {
-	for _, c := range d.Changes {
-		if c.Was == nil || c.Was.Port.Protocol != service.TCP {
-			continue
-		}
-		serves := map[netip.AddrPort]bool{}
-		if c.Is != nil {
-			for i := range c.Is.Endpoints {
-				e := &c.Is.Endpoints[i]
-				serves[e.Address] = e.Ready || e.Serving
-			}
-		}
-		for i := range c.Was.Endpoints {
-			if e := &c.Was.Endpoints[i]; c.Was.MayBeEjected(e) && !serves[e.Address] {
-				out = append(out, health.Endpoint{Protocol: service.TCP, Address: e.Address})
-			}
-		}
-	}
-	return out
-}
-
-// flowsTo returns the flows to endpoints that have been answered, userspace's among them: the kernel tracks its connections, too.
-func (a *Agent) flowsTo(endpoints []health.Endpoint) (map[health.Endpoint][]passive.Flow, error) {
-	out := make(map[health.Endpoint][]passive.Flow, len(endpoints))
-	add := func(at health.Endpoint, flows []conntrack.Flow) {
-		for i := range flows {
-			if f := &flows[i]; f.Answered() && !f.Refused() {
-				out[at] = append(out[at], passive.Flow{ID: f.Key(), Open: f.Open(), Received: f.ReplyBytes})
-			}
-		}
-	}
-	if len(endpoints) <= listEach {
-		for _, at := range endpoints {
-			flows, err := a.conntrack.ListTo(at.Protocol, at.Address)
-			if err != nil {
-				return nil, err
-			}
-			add(at, flows)
-		}
-		return out, nil
-	}
-	wanted := make(map[health.Endpoint]bool, len(endpoints))
-	for _, at := range endpoints {
-		wanted[at] = true
-	}
-	flows, err := a.conntrack.List(0)
-	if err != nil {
-		return nil, err
-	}
-	for i := range flows {
-		if at := (health.Endpoint{Protocol: flows[i].Protocol, Address: flows[i].ReplySrc}); wanted[at] {
-			add(at, flows[i:i+1])
-		}
-	}
-	return out, nil
-}
 
 // When clients are challenged whose connections conntrack has forgotten: more than once, as packets are lost, IPVS drops
 // the first one of a connection whose real server is gone, and Linux answers twice a second at most.

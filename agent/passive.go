@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sync/errgroup"
 	"golang.org/x/sys/unix"
 
+	"kproxy.dev/kproxy/agent/flows"
 	"kproxy.dev/kproxy/agent/node"
 	"kproxy.dev/kproxy/conntrack"
 	"kproxy.dev/kproxy/health"
@@ -27,7 +28,7 @@ import (
 // do nothing where --passive-health is off.
 type passiveHealth struct {
 	*passive.Detector // nil where it is off
-	datagrams         datagrams
+	datagrams         flows.Datagrams
 	file              string
 	save              chan struct{} // 1 slot: the file is to be written
 
@@ -49,7 +50,9 @@ func (a *Agent) openPassive() {
 	}
 	c := passive.Config{
 		Log: a.log, Node: a.node, Prober: passive.Network{Network: probe.Network{Mark: a.marks().Own()}},
-		Endpoints: a.mayBeEjected, Flows: a.flowsTo, Changed: a.ejectionsChanged,
+		Endpoints: a.mayBeEjected, Flows: func(to []health.Endpoint) (map[health.Endpoint][]passive.Flow, error) {
+			return flows.To(a.conntrack, to)
+		}, Changed: a.ejectionsChanged,
 		Spare: func(e health.Endpoint, d time.Duration) {
 			if e.Protocol != service.TCP {
 				return
@@ -66,7 +69,7 @@ func (a *Agent) openPassive() {
 	}
 	p := &a.passive
 	p.Detector = passive.New(c)
-	p.datagrams.list = func() ([]conntrack.Flow, error) { return a.conntrack.ListUnanswered(service.UDP) }
+	p.datagrams.List = func() ([]conntrack.Flow, error) { return a.conntrack.ListUnanswered(service.UDP) }
 	p.file, p.save = filepath.Join(a.cfg.StateDir, node.EjectionsFile), make(chan struct{}, 1)
 	if known, err := readEjections(p.file); err != nil {
 		a.log.Warn("what was ejected before isn't known", "error", err)
@@ -80,7 +83,7 @@ func (a *Agent) openPassive() {
 func (p *passiveHealth) run(ctx context.Context, log *slog.Logger, current func() *plan.Plan) error {
 	g, ctx := errgroup.WithContext(ctx)
 	g.Go(func() error { return p.Run(ctx) })
-	g.Go(func() error { return p.datagrams.run(ctx, log, p.Detector, current) })
+	g.Go(func() error { return p.datagrams.Run(ctx, log, p.Detector, current) })
 	g.Go(func() error {
 		again := time.NewTicker(ejectionsAge / 10) // what stays ejected isn't old
 		defer again.Stop()
@@ -114,7 +117,7 @@ func (a *Agent) followPassive(d plan.Delta) {
 	if a.passive.Detector == nil {
 		return
 	}
-	if gone := departed(d); len(gone) > 0 {
+	if gone := flows.Departed(d); len(gone) > 0 {
 		a.passive.Departed(gone)
 	}
 	a.passive.Follow()
@@ -155,12 +158,21 @@ func (p *passiveHealth) logged(r *kernel.Refusal) bool {
 		}
 	case kernel.ReasonUDPSample:
 		if p.Detector != nil {
-			p.datagrams.begun(r.Client, r.Address)
+			p.datagrams.Begun(r.Client, r.Address)
 		}
 	default:
 		return false
 	}
 	return true
+}
+
+// kernelRefused takes what the rules log.
+func (a *Agent) kernelRefused(r kernel.Refusal) {
+	if a.passive.logged(&r) {
+		return
+	}
+	k, _ := a.accounting.ServiceAt(r.Protocol, r.Address)
+	a.recents.RuleRefused(k, plan.Ended{Time: time.Now(), Protocol: r.Protocol.String(), Client: r.Client, Address: r.Address, DataPlane: plan.None, Refused: r.Reason})
 }
 
 // view returns what is known; nil for nothing.

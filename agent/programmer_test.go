@@ -163,6 +163,13 @@ func (g *programmer) hashes() map[service.Key]uint64 {
 	return programmed
 }
 
+// changes leads from one plan to another that was computed from it.
+func changes(old, p *plan.Plan) plan.Delta {
+	d := plan.Between(old, p)
+	d.Full = false
+	return d
+}
+
 func twoServices() *plan.Plan {
 	return kerneltest.Plan(plan.ModeIPTables,
 		kerneltest.Service("a", service.TCP, kerneltest.Cluster("10.96.0.1:80"), kerneltest.Endpoints("10.2.0.1:8080")),

@@ -130,15 +130,17 @@ func (a *Agent) pass(ctx context.Context) (*plan.Plan, error) {
 	a.figures.begun(snapshot, triggers)
 	in := a.inputs(start, old, snapshot)
 	p, d := plan.Compute(old, in)
-	a.coming.Store(p)
+	a.staleFlows.Coming(p)
 	if a.uncommitted { // the forwarder has prepared a plan that never came in force
 		a.userspace.Prepare(p, plan.Between(old, p))
 	} else {
 		a.userspace.Prepare(p, d)
 	}
 	a.uncommitted = true
-	a.moveAffinity(old, p, d)
-	a.repair.follow(p, d)
+	if old != nil && a.affinity != nil {
+		a.affinity.Move(old, p, d)
+	}
+	a.repair.Follow(p, d)
 	following := time.Now()
 	r := a.steering.Follow(ctx, p, d)
 	a.programmer.did(&r, following)
@@ -152,7 +154,7 @@ func (a *Agent) pass(ctx context.Context) (*plan.Plan, error) {
 	a.commit(p, d)
 	a.dirty, a.healthRevision = map[service.Key]bool{}, in.Health.Revision
 	a.carried.forget(d)
-	a.recents.follow(d)
+	a.recents.Follow(d)
 	if d.Full || !d.SameTargets(a.health) {
 		a.prober.Update(plan.Targets(snapshot, a.health, p.Policy.ExcludeCIDRs...))
 	}
@@ -161,10 +163,10 @@ func (a *Agent) pass(ctx context.Context) (*plan.Plan, error) {
 	a.healths.Follow(p, d)
 	a.adopted = nil // only the first plan asks: a service that comes later is new
 	a.programmer.program(p, d, &r)
-	a.staleFlows.follow(old, d)
+	a.staleFlows.Follow(old, d)
 	if a.repairing { // not before: until now flows may have begun without them
 		a.repairing = false
-		a.staleFlows.all()
+		a.staleFlows.All()
 	}
 	took := time.Since(start)
 	a.sync.done(took)

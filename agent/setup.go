@@ -12,6 +12,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"kproxy.dev/kproxy/agent/flows"
 	"kproxy.dev/kproxy/agent/node"
 	"kproxy.dev/kproxy/conntrack"
 	"kproxy.dev/kproxy/health/probe"
@@ -110,12 +111,12 @@ func (a *Agent) openUserspace() error {
 	var c userspace.Config
 	c.Logger, c.Origin, c.Mark = a.log, a.conntrack, a.marks().Own()
 	c.TCPPort, c.UDPPort = uint16(a.cfg.ListenTCPPort), uint16(a.cfg.ListenUDPPort)
-	c.OnFirst, c.OnEnd, c.OnServing, c.Recorded = a.carried.first, a.recents.userspaceEnded, func() { a.serves() }, a.recorded
+	c.OnFirst, c.OnEnd, c.OnServing, c.Recorded = a.carried.first, a.recents.UserspaceEnded, func() { a.serves() }, a.recorded
 	c.OnAnswered, c.OnFailed, c.TimeExceeded = a.passive.userspaceAnswered, a.passive.userspaceFailed, kernel.TimeExceeded
 	a.userspace = userspace.New(c)
 	a.carried.enough, a.carried.counters, a.carried.kick = a.policy.OffloadMinConnections, a.userspace.Counters, a.kick
 	a.accounting = conntrack.NewAccounting(a.local)
-	a.accounting.OnEnd = a.recents.kernelEnded
+	a.accounting.OnEnd = a.recents.KernelEnded
 	listen := a.userspace.Listen
 	switch {
 	case a.from != nil:
@@ -165,13 +166,13 @@ func (a *Agent) openKernel(settings kernel.Settings) error {
 		return err
 	}
 	if k, ok := plane.(kernel.AffinityKeeper); ok {
-		a.affinity = &affinityMover{log: a.log, plane: k, table: a.userspace.Affinity, jobs: make(chan affinityJob)}
+		a.affinity = flows.NewAffinity(a.log, k, a.userspace.Affinity)
 	}
 	a.openPassive()
-	a.staleFlows = &staleCleanup{
-		log: a.log, plan: a.current.Load, stale: a.deleteStale, halfOpen: a.deleteHalfOpen, cleaned: a.figures.cleaned, wake: make(chan struct{}, 1),
-	}
-	a.programmer = newProgrammer(plane, a.log, a.kick, a.staleFlows.written)
+	a.staleFlows = flows.NewStaleCleanup(flows.Config{
+		Log: a.log, Conntrack: a.conntrack, Userspace: a.userspace, Local: a.local, Plan: a.current.Load, Deleted: a.figures.forgot, Cleaned: a.figures.cleaned,
+	})
+	a.programmer = newProgrammer(plane, a.log, a.kick, a.staleFlows.Written)
 	a.programmer.atomic = !slices.ContainsFunc(a.caps.Planes, func(p plan.Abilities) bool { return !p.Atomic })
 	a.programmer.figures, a.programmer.displace, a.programmer.ruled = &a.figures, a.displace, a.userspace.Ruled
 	a.arrivals.every = min(arrivalsEvery, 10*a.cfg.AliveTimeout)
@@ -194,7 +195,7 @@ func (a *Agent) revived() {
 	if err := a.steering.Started(); err != nil {
 		a.log.Warn("clients of services that nothing serves aren't refused for some seconds", "error", err)
 	}
-	a.staleFlows.all()
+	a.staleFlows.All()
 }
 
 // local reports whether packets to an address are delivered on this node.

@@ -10,6 +10,7 @@ import (
 	"strings"
 	"time"
 
+	"kproxy.dev/kproxy/agent/flows"
 	"kproxy.dev/kproxy/agent/node"
 	"kproxy.dev/kproxy/conntrack"
 	"kproxy.dev/kproxy/kernel"
@@ -162,6 +163,36 @@ func (a *Agent) addChecks(row *plan.ServiceStatus, p *service.Port) {
 	}
 }
 
+// accountingAge is how old the figures of the kernel's live connections may be:
+// a list of a full table takes a while, and status may be asked for often.
+const accountingAge = time.Second
+
+// Connections lists what is alive in every data plane, sorted.
+func (a *Agent) Connections(context.Context) ([]plan.ConnectionStatus, error) {
+	if a.current.Load() == nil {
+		return nil, errStarting
+	}
+	if err := a.accounting.Refresh(0, a.conntrack.List); err != nil {
+		return nil, err
+	}
+	return flows.Rows(a.userspace.Connections(), a.accounting.Connections(), a.caps.Planes), nil
+}
+
+// Recent returns what is remembered of a service port's clients, and what the kernel and userspace carry
+// for them now.
+func (a *Agent) Recent(k service.Key) (plan.Recent, error) {
+	if a.current.Load() == nil {
+		return plan.Recent{}, errStarting
+	}
+	if err := a.accounting.Refresh(accountingAge, a.conntrack.List); err != nil {
+		return plan.Recent{}, err
+	}
+	return a.recents.Of(k, a.accounting, a.userspace), nil
+}
+
+// Refused returns [flows.Recents.Refused].
+func (a *Agent) Refused() []plan.Ended { return a.recents.Refused() }
+
 // errStarting is what is said while Run sets up.
 var errStarting = errors.New("kproxy is still starting")
 
@@ -241,7 +272,7 @@ func (a *Agent) syncStatus() plan.SyncStatus {
 	if err := a.programmer.report().lastErr; err != nil && s.LastError == "" {
 		s.LastError = err.Error()
 	}
-	if err := a.staleFlows.report(); err != nil && s.LastError == "" {
+	if err := a.staleFlows.Report(); err != nil && s.LastError == "" {
 		s.LastError = fmt.Sprintf("delete stale conntrack entries: %v", err)
 	}
 	return s

@@ -1,12 +1,13 @@
-package agent
+package flows
 
 import (
-	"cmp"
 	"context"
+	"fmt"
 	"log/slog"
+	"net/netip"
 	"slices"
-	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"kproxy.dev/kproxy/conntrack"
@@ -15,7 +16,7 @@ import (
 	"kproxy.dev/kproxy/userspace"
 )
 
-// staleCleanup deletes the conntrack entries that lead clients elsewhere than the
+// StaleCleanup deletes the conntrack entries that lead clients elsewhere than the
 // plan in force does. Most plans can't leave any; but rules that were missing for a
 // while or came late, closed redirect sets, or a clean-up that failed may have left
 // some.
@@ -23,14 +24,13 @@ import (
 // It runs beside the fast loop: the kernel takes ten milliseconds to go through
 // an empty table, and new connections go where they should without it. Requests that
 // come while it runs are one clean-up.
-type staleCleanup struct {
-	log  *slog.Logger
-	plan func() *plan.Plan // in force
+type StaleCleanup struct {
+	Config
 	// stale deletes what going from a former plan to p has made stale.
 	stale func(former []*plan.Plan, p *plan.Plan) error
 	// halfOpen deletes what waits for endpoints that p doesn't use.
 	halfOpen func(p *plan.Plan) error
-	cleaned  func(time.Duration)
+	coming   atomic.Pointer[plan.Plan] // that the fast loop carries out, or last tried to
 
 	wake chan struct{} // 1 slot: triggers coalesce
 
@@ -39,6 +39,30 @@ type staleCleanup struct {
 	soon    bool  // a clean-up has been triggered, halfOpenDelay after the request
 	err     error // of the last clean-up
 }
+
+// Config holds what a StaleCleanup works with.
+type Config struct {
+	Log       *slog.Logger
+	Conntrack *conntrack.Client
+	Userspace *userspace.Server
+	Local     func(netip.Addr) bool // whether packets to an address are delivered on this node
+	Plan      func() *plan.Plan     // in force
+	Deleted   func(*conntrack.Flow)
+	Cleaned   func(time.Duration)
+}
+
+// NewStaleCleanup returns a StaleCleanup that does nothing before Run.
+func NewStaleCleanup(c Config) *StaleCleanup {
+	s := &StaleCleanup{Config: c, wake: make(chan struct{}, 1)}
+	s.stale, s.halfOpen = s.deleteStale, s.deleteHalfOpen
+	return s
+}
+
+// Retries of a clean-up that failed.
+const (
+	retryFirst = 500 * time.Millisecond
+	retryMax   = 30 * time.Second
+)
 
 // halfOpenDelay is how long a search for half-open connections waits for others, to be one with them: a client
 // sends its SYN again after a second (RFC 6298), and going through the kernel's table is most of what a change costs.
@@ -66,22 +90,25 @@ func (w *pending) add(o pending) {
 
 func (w *pending) empty() bool { return !w.stale && !w.halfOpen }
 
-// follow requests a search for what going from old by d may have left.
-func (s *staleCleanup) follow(old *plan.Plan, d plan.Delta) { s.request(between(old, d)) }
+// Coming notes the plan that the fast loop carries out.
+func (s *StaleCleanup) Coming(p *plan.Plan) { s.coming.Store(p) }
 
-// all requests a search of every entry. It is called when flows may have begun while
+// Follow requests a search for what going from old by d may have left.
+func (s *StaleCleanup) Follow(old *plan.Plan, d plan.Delta) { s.request(between(old, d)) }
+
+// All requests a search of every entry. It is called when flows may have begun while
 // no rules led to their endpoints: UDP clients would otherwise stay with what
 // conntrack remembers for as long as they send.
-func (s *staleCleanup) all() {
+func (s *StaleCleanup) All() {
 	s.request(pending{stale: true, halfOpen: true})
 }
 
-// written is called when the kernel's rules were written; was is the plan that they
+// Written is called when the kernel's rules were written; was is the plan that they
 // followed before, nil if that isn't known. Until then flows may have begun by
 // those, or, where others had removed them or only a part had been written,
 // otherwise. Where that can't be, d isn't Full and says what has changed: the rest
 // has misled no flow.
-func (s *staleCleanup) written(was *plan.Plan, d plan.Delta) {
+func (s *StaleCleanup) Written(was *plan.Plan, d plan.Delta) {
 	w := pending{stale: true, former: []*plan.Plan{was}, halfOpen: true}
 	if was != nil && !d.Full {
 		w = between(was, d)
@@ -99,7 +126,7 @@ func between(old *plan.Plan, d plan.Delta) pending {
 }
 
 // request asks for a clean-up: at once, or soon where only TCP clients wait.
-func (s *staleCleanup) request(w pending) {
+func (s *StaleCleanup) request(w pending) {
 	if w.empty() {
 		return
 	}
@@ -115,22 +142,22 @@ func (s *staleCleanup) request(w pending) {
 	}
 }
 
-func (s *staleCleanup) trigger() {
+func (s *StaleCleanup) trigger() {
 	select {
 	case s.wake <- struct{}{}:
 	default:
 	}
 }
 
-// report returns the error of the last clean-up.
-func (s *staleCleanup) report() error {
+// Report returns the error of the last clean-up.
+func (s *StaleCleanup) Report() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.err
 }
 
-// run cleans up until ctx is done.
-func (s *staleCleanup) run(ctx context.Context) error {
+// Run cleans up until ctx is done.
+func (s *StaleCleanup) Run(ctx context.Context) error {
 	retry := time.NewTimer(time.Hour)
 	defer retry.Stop()
 	wait := retryFirst
@@ -147,21 +174,21 @@ func (s *staleCleanup) run(ctx context.Context) error {
 			wait = retryFirst
 			continue
 		}
-		s.log.Error("stale conntrack entries can't be deleted", "error", err, "retry", wait)
+		s.Log.Error("stale conntrack entries can't be deleted", "error", err, "retry", wait)
 		retry.Reset(wait)
 		wait = min(2*wait, retryMax)
 	}
 }
 
 // clean does what is pending, by the plan that is in force now.
-func (s *staleCleanup) clean() error {
+func (s *StaleCleanup) clean() error {
 	s.mu.Lock()
 	w := s.pending
 	s.pending, s.soon = pending{}, false
 	s.mu.Unlock()
 	// Only now: a plan is in force before it requests anything, and what a later one
 	// requests is the next clean-up's.
-	p := s.plan()
+	p := s.Plan()
 	var err error
 	if p != nil {
 		err = s.do(w, p)
@@ -174,13 +201,13 @@ func (s *staleCleanup) clean() error {
 	return err
 }
 
-func (s *staleCleanup) do(w pending, p *plan.Plan) error {
+func (s *StaleCleanup) do(w pending, p *plan.Plan) error {
 	if w.empty() {
 		return nil
 	}
 	start := time.Now()
 	if w.stale {
-		defer func() { s.cleaned(time.Since(start)) }()
+		defer func() { s.Cleaned(time.Since(start)) }()
 		if len(w.former) == 0 {
 			w.former = []*plan.Plan{nil}
 		}
@@ -195,23 +222,23 @@ func (s *staleCleanup) do(w pending, p *plan.Plan) error {
 }
 
 // deleteHalfOpen deletes the TCP entries that wait for endpoints which p doesn't use.
-func (a *Agent) deleteHalfOpen(p *plan.Plan) error {
-	flows, err := a.conntrack.ListUnanswered(service.TCP)
+func (s *StaleCleanup) deleteHalfOpen(p *plan.Plan) error {
+	flows, err := s.Conntrack.ListUnanswered(service.TCP)
 	if err != nil {
 		return err
 	}
-	for _, by := range a.plansSince(p) {
-		flows = conntrack.HalfOpen(flows, by, a.local)
+	for _, by := range s.plansSince(p) {
+		flows = conntrack.HalfOpen(flows, by, s.Local)
 	}
-	return a.deleteFlows(flows)
+	return s.delete(flows)
 }
 
 // plansSince returns p and the plans that were computed after it. Flows that are
 // listed may have begun by those, and not be stale: each requests a clean-up of its
 // own, once it is in force.
-func (a *Agent) plansSince(p *plan.Plan) []*plan.Plan {
+func (s *StaleCleanup) plansSince(p *plan.Plan) []*plan.Plan {
 	out := []*plan.Plan{p}
-	for _, later := range []*plan.Plan{a.current.Load(), a.coming.Load()} {
+	for _, later := range []*plan.Plan{s.Plan(), s.coming.Load()} {
 		if later != nil && !slices.Contains(out, later) {
 			out = append(out, later)
 		}
@@ -221,21 +248,21 @@ func (a *Agent) plansSince(p *plan.Plan) []*plan.Plan {
 
 // deleteStale deletes the UDP entries that going from the former plans to p has
 // made stale.
-func (a *Agent) deleteStale(former []*plan.Plan, p *plan.Plan) error {
-	flows, err := a.conntrack.List(service.UDP)
+func (s *StaleCleanup) deleteStale(former []*plan.Plan, p *plan.Plan) error {
+	flows, err := s.Conntrack.List(service.UDP)
 	if err != nil {
 		return err
 	}
-	plans := a.plansSince(p) // after the list
-	_, udp := a.userspace.Ports()
-	alive := liveFlows(a.userspace.Connections())
+	plans := s.plansSince(p) // after the list
+	_, udp := s.Userspace.Ports()
+	alive := liveFlows(s.Userspace.Connections())
 	c := conntrack.StaleConfig{
-		Listeners: []uint16{udp}, Local: a.local,
+		Listeners: []uint16{udp}, Local: s.Local,
 		HasSession: func(f conntrack.Flow) bool { return alive[flowOf(f)] },
 	}
 	for _, old := range former {
 		stale := staleByAll(flows, old, plans, c)
-		if err := a.deleteFlows(stale); err != nil {
+		if err := s.delete(stale); err != nil {
 			return err
 		}
 		deleted := make(map[conntrack.Flow]bool, len(stale))
@@ -257,72 +284,27 @@ func staleByAll(flows []conntrack.Flow, old *plan.Plan, plans []*plan.Plan, c co
 	return flows
 }
 
-func (a *Agent) deleteFlows(flows []conntrack.Flow) error {
+func (s *StaleCleanup) delete(flows []conntrack.Flow) error {
 	for _, f := range flows {
-		a.log.Debug("deleting a stale conntrack entry", "flow", f)
-		if err := a.conntrack.Delete(f); err != nil {
+		s.Log.Debug("deleting a stale conntrack entry", "flow", f)
+		if err := s.Conntrack.Delete(f); err != nil {
 			return err
 		}
-		a.figures.forgot(&f)
+		s.Deleted(&f)
 	}
 	return nil
 }
 
-// accountingAge is how old the figures of the kernel's live connections may be:
-// a list of a full table takes a while, and status may be asked for often.
-const accountingAge = time.Second
-
-// Connections lists what is alive in every data plane, sorted.
-func (a *Agent) Connections(context.Context) ([]plan.ConnectionStatus, error) {
-	if a.current.Load() == nil {
-		return nil, errStarting
+// ForgetListener deletes the UDP entries that lead to this process, which is
+// about to end: the next datagram of each client goes to the kernel's rules.
+func (s *StaleCleanup) ForgetListener() error {
+	p := s.Plan()
+	if p == nil {
+		return nil
 	}
-	if err := a.accounting.Refresh(0, a.conntrack.List); err != nil {
-		return nil, err
+	flows, err := s.Conntrack.List(service.UDP)
+	if err != nil {
+		return fmt.Errorf("list UDP flows: %w", err)
 	}
-	rows := []plan.ConnectionStatus{}
-	now := time.Now()
-	for _, c := range a.userspace.Connections() {
-		rows = append(rows, userspaceRow(c, now))
-	}
-	for _, c := range a.accounting.Connections() {
-		rows = append(rows, a.kernelRow(c, now))
-	}
-	slices.SortStableFunc(rows, compareRows)
-	return rows, nil
-}
-
-func userspaceRow(c userspace.Connection, now time.Time) plan.ConnectionStatus {
-	return plan.ConnectionStatus{
-		Protocol: c.Protocol.String(), Client: c.Client, Service: c.Service.String(), Address: c.Address, Endpoint: c.Endpoint,
-		DataPlane: plan.Userspace, AgeSeconds: now.Sub(c.Started).Seconds(), BytesIn: c.BytesIn, BytesOut: c.BytesOut,
-	}
-}
-
-func (a *Agent) kernelRow(c conntrack.Connection, now time.Time) plan.ConnectionStatus {
-	f := &c.Flow
-	row := plan.ConnectionStatus{
-		Protocol: f.Protocol.String(), Client: f.OrigSrc, Service: c.Service.String(), Address: f.OrigDst, Endpoint: f.ReplySrc,
-		DataPlane: carrier(f, a.caps.Planes), BytesIn: f.OrigBytes, BytesOut: f.ReplyBytes,
-	}
-	if !f.Start.IsZero() {
-		row.AgeSeconds = now.Sub(f.Start).Seconds()
-	}
-	return row
-}
-
-// carrier is the data plane that carries a flow.
-func carrier(f *conntrack.Flow, planes []plan.Abilities) plan.DataPlane {
-	at := slices.IndexFunc(planes, func(a plan.Abilities) bool { return a.DestinationNAT == f.DestinationNAT() })
-	if at < 0 {
-		return plan.None
-	}
-	return planes[at].Plane
-}
-
-func compareRows(x, y plan.ConnectionStatus) int {
-	return cmp.Or(
-		strings.Compare(x.Service, y.Service), strings.Compare(x.Protocol, y.Protocol),
-		x.Client.Compare(y.Client), x.Address.Compare(y.Address),
-	)
+	return s.delete(conntrack.Stale(flows, nil, p, conntrack.StaleConfig{Local: s.Local}))
 }

@@ -1,4 +1,6 @@
-package agent
+// Package flows has connections and clients follow the plan: it repairs and deletes entries of conntrack, takes clients along that have
+// affinity, and remembers what ended. Each Run is a loop, beside which the other methods may be called.
+package flows
 
 import (
 	"cmp"
@@ -15,19 +17,9 @@ import (
 	"kproxy.dev/kproxy/service"
 )
 
-// moveAffinity hands clients over when services move between userspace and the kernel:
-// each keeps the endpoint it had. It runs before steering follows the plan, so a client's
-// next connection finds itself remembered. It is best effort: a client that isn't handed
-// over gets an endpoint like a new one.
-func (a *Agent) moveAffinity(old, p *plan.Plan, d plan.Delta) {
-	if old != nil && a.affinity != nil {
-		a.affinity.move(affinityJobOf(old, p, d))
-	}
-}
-
-// affinityMover hands clients over between userspace and the kernel. The fast loop asks it,
+// Affinity hands clients over between userspace and the kernel. The fast loop asks it,
 // and it works in a loop of its own.
-type affinityMover struct {
+type Affinity struct {
 	log   *slog.Logger
 	plane kernel.AffinityKeeper
 	table func(service.Key) *lb.Affinity // of userspace; nil for a service without
@@ -70,8 +62,19 @@ func affinityJobOf(old, p *plan.Plan, d plan.Delta) affinityJob {
 	return j
 }
 
+// NewAffinity returns an Affinity of a data plane; table returns userspace's of a service, nil for none.
+func NewAffinity(log *slog.Logger, plane kernel.AffinityKeeper, table func(service.Key) *lb.Affinity) *Affinity {
+	return &Affinity{log: log, plane: plane, table: table, jobs: make(chan affinityJob)}
+}
+
+// Move hands clients over when services move between userspace and the kernel, from old to p by d:
+// each keeps the endpoint it had. It runs before steering follows the plan, so a client's
+// next connection finds itself remembered. It is best effort: a client that isn't handed
+// over gets an endpoint like a new one.
+func (m *Affinity) Move(old, p *plan.Plan, d plan.Delta) { m.move(affinityJobOf(old, p, d)) }
+
 // move does the job, or goes on with it beside the pass if it takes long.
-func (m *affinityMover) move(j affinityJob) {
+func (m *Affinity) move(j affinityJob) {
 	if len(j.is) == 0 {
 		return
 	}
@@ -91,8 +94,8 @@ func (m *affinityMover) move(j affinityJob) {
 	}
 }
 
-// run does jobs until ctx is done.
-func (m *affinityMover) run(ctx context.Context) error {
+// Run does jobs until ctx is done.
+func (m *Affinity) Run(ctx context.Context) error {
 	for {
 		select {
 		case <-ctx.Done():
@@ -106,7 +109,7 @@ func (m *affinityMover) run(ctx context.Context) error {
 	}
 }
 
-func (m *affinityMover) do(ctx context.Context, j affinityJob) error {
+func (m *Affinity) do(ctx context.Context, j affinityJob) error {
 	var err error
 	if len(j.in) > 0 {
 		err = m.plane.SeedAffinity(ctx, j.in, m.clients(j))
@@ -124,7 +127,7 @@ func (m *affinityMover) do(ctx context.Context, j affinityJob) error {
 }
 
 // clients returns the clients that userspace knows of services that move to the kernel, with their endpoints.
-func (m *affinityMover) clients(j affinityJob) map[service.Key][]kernel.Client {
+func (m *Affinity) clients(j affinityJob) map[service.Key][]kernel.Client {
 	out := map[service.Key][]kernel.Client{}
 	for _, s := range j.in {
 		k := s.Service.Port.Key

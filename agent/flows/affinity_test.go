@@ -1,4 +1,4 @@
-package agent
+package flows
 
 import (
 	"log/slog"
@@ -15,6 +15,8 @@ import (
 	"kproxy.dev/kproxy/plan"
 	"kproxy.dev/kproxy/service"
 )
+
+var web = service.Key{Namespace: "shop", Name: "web", Port: "http", Protocol: service.TCP}
 
 // affine is a service with an hour's affinity and two endpoints, in a data plane.
 func affine(plane plan.DataPlane) *plan.Service {
@@ -98,7 +100,7 @@ func TestRemember(t *testing.T) {
 // along, and another one doesn't wait behind that.
 func TestAffinityDoesntHoldUp(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		m := &affinityMover{log: slog.New(slog.DiscardHandler), jobs: make(chan affinityJob)}
+		m := &Affinity{log: slog.New(slog.DiscardHandler), jobs: make(chan affinityJob)}
 		begun := time.Now()
 		m.move(affinityJob{}) // nothing moves
 		j := affinityJob{is: map[service.Key]*plan.Service{web: affine(plan.Userspace)}}

@@ -1,4 +1,4 @@
-package agent
+package flows
 
 import (
 	"context"
@@ -15,7 +15,7 @@ import (
 	"kproxy.dev/kproxy/userspace"
 )
 
-// conntrackRepair keeps connections of userspace alive that lose their conntrack entries.
+// Repair keeps connections of userspace alive that lose their conntrack entries.
 // Without its entry a redirected connection is lost as soon as its service is
 // offloaded: the kernel's rules send the client's next packet to an endpoint, and the
 // listener's answers have the listener's address.
@@ -33,7 +33,7 @@ import (
 // serve any more. Where it serves a service, every packet is redirected anyway.
 //
 // Safe for concurrent use.
-type conntrackRepair struct {
+type Repair struct {
 	log         *slog.Logger
 	ports       func() (tcp, udp uint16)      // of the listeners
 	connections func() []userspace.Connection // of userspace
@@ -59,31 +59,32 @@ const (
 	maxLost = 1 << 18
 )
 
-func newConntrackRepair(log *slog.Logger, c *conntrack.Client, steering kernel.Exceptions, s *userspace.Server, p func() *plan.Plan) *conntrackRepair {
-	return &conntrackRepair{
+// NewRepair returns a Repair of what s carries; p returns the plan in force.
+func NewRepair(log *slog.Logger, c *conntrack.Client, steering kernel.Exceptions, s *userspace.Server, p func() *plan.Plan) *Repair {
+	return &Repair{
 		log: log, ports: s.Ports, connections: s.Connections, restore: c.Restore, plan: p,
 		redirect: steering.KeepConnections, offloaded: make(chan struct{}, 1), wake: make(chan struct{}, 1),
 	}
 }
 
-// follow redirects the connections of services that leave userspace. It runs before
+// Follow redirects the connections of services that leave userspace. It runs before
 // new connections of these go elsewhere.
-func (r *conntrackRepair) follow(p *plan.Plan, d plan.Delta) {
+func (r *Repair) Follow(p *plan.Plan, d plan.Delta) {
 	if !slices.ContainsFunc(d.Changes, func(c plan.Change) bool {
 		return c.Was != nil && c.Key().Protocol == service.TCP && c.Was.DataPlane == plan.Userspace && (c.Is == nil || c.Is.DataPlane != plan.Userspace)
 	}) {
 		return
 	}
-	r.redirectAll(p, redirectFor)
+	r.RedirectAll(p, redirectFor)
 	select {
 	case r.offloaded <- struct{}{}:
 	default:
 	}
 }
 
-// redirectAll redirects, for d, the connections of services that userspace doesn't
+// RedirectAll redirects, for d, the connections of services that userspace doesn't
 // serve by p; all if p is nil.
-func (r *conntrackRepair) redirectAll(p *plan.Plan, d time.Duration) {
+func (r *Repair) RedirectAll(p *plan.Plan, d time.Duration) {
 	var kept []kernel.Redirected
 	served := map[service.Key]bool{}
 	for _, c := range r.connections() {
@@ -108,8 +109,8 @@ func (r *conntrackRepair) redirectAll(p *plan.Plan, d time.Duration) {
 	}
 }
 
-// run redirects connections again and again, and puts entries back, until ctx is done.
-func (r *conntrackRepair) run(ctx context.Context) error {
+// Run redirects connections again and again, and puts entries back, until ctx is done.
+func (r *Repair) Run(ctx context.Context) error {
 	again := time.NewTimer(redirectEvery)
 	defer again.Stop()
 	wake, rested := r.wake, (<-chan time.Time)(nil)
@@ -122,7 +123,7 @@ func (r *conntrackRepair) run(ctx context.Context) error {
 		case <-again.C:
 			inKernel := func(s *plan.Service) bool { return s.Port.Protocol == service.TCP && s.DataPlane != plan.Userspace }
 			if p := r.plan(); p != nil && slices.ContainsFunc(p.Services, inKernel) {
-				r.redirectAll(p, redirectFor)
+				r.RedirectAll(p, redirectFor)
 			}
 			again.Reset(redirectEvery)
 		case <-wake:
@@ -137,9 +138,9 @@ func (r *conntrackRepair) run(ctx context.Context) error {
 	}
 }
 
-// ended notes a flow that has ended, if it may have to be put back. It never blocks:
+// Ended notes a flow that has ended, if it may have to be put back. It never blocks:
 // it is called for every flow that ends.
-func (r *conntrackRepair) ended(f conntrack.Flow) {
+func (r *Repair) Ended(f conntrack.Flow) {
 	tcp, udp := r.ports()
 	switch {
 	case f.Protocol == service.TCP && f.ReplySrc.Port() != tcp,
@@ -160,7 +161,7 @@ func (r *conntrackRepair) ended(f conntrack.Flow) {
 }
 
 // repair puts back the entries that were lost and belong to live connections.
-func (r *conntrackRepair) repair() {
+func (r *Repair) repair() {
 	r.mu.Lock()
 	lost := r.lost
 	r.lost = nil

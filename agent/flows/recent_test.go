@@ -1,4 +1,4 @@
-package agent
+package flows
 
 import (
 	"fmt"
@@ -27,14 +27,14 @@ func ended(at int, client, endpoint string, refused string) plan.Ended {
 
 // TestRecentsAreBounded: however much ends, only so much is remembered, and what is dropped is counted.
 func TestRecentsAreBounded(t *testing.T) {
-	var r recents
+	var r Recents
 	k := recentKey(0)
 	for i := range 500 {
 		r.add(k, ended(i, "10.1.0.1", "10.2.0.2:80", "")) // comes all the time
 		r.add(k, ended(i, fmt.Sprintf("10.1.1.%d", i%250), "10.2.0.2:80", ""))
 		r.add(k, ended(i, "10.1.0.1", "10.2.0.3:80", "refused"))
 	}
-	got := r.of(k)
+	got := r.remembered(k)
 	if len(got.Ended) != recentEnds || len(got.Refused) != recentEnds || len(got.Talks) != recentTalks {
 		t.Errorf("%d ended, %d refused, %d pairs", len(got.Ended), len(got.Refused), len(got.Talks))
 	}
@@ -54,19 +54,19 @@ func TestRecentsAreBounded(t *testing.T) {
 	if n := len(r.services); n != recentServices {
 		t.Errorf("%d service ports are remembered, want %d", n, recentServices)
 	}
-	all := r.allRefused()
+	all := r.Refused()
 	if len(all) != recentShown || !all[0].Time.Equal(time.Unix(499, 0)) {
 		t.Errorf("%d refused, the newest at %v", len(all), all[0].Time)
 	}
-	r.follow(plan.Delta{Changes: []plan.Change{{Was: &plan.Service{Port: &service.Port{Key: recentKey(2*recentServices - 1)}}}}})
-	if n := len(r.of(recentKey(2*recentServices-1)).Ended) + len(r.services); n != recentServices-1 {
+	r.Follow(plan.Delta{Changes: []plan.Change{{Was: &plan.Service{Port: &service.Port{Key: recentKey(2*recentServices - 1)}}}}})
+	if n := len(r.remembered(recentKey(2*recentServices-1)).Ended) + len(r.services); n != recentServices-1 {
 		t.Errorf("a service port that is gone is remembered")
 	}
 }
 
 // TestAPairThatIsSilentMakesRoom: clients that left long ago don't keep those of now out.
 func TestAPairThatIsSilentMakesRoom(t *testing.T) {
-	var r recents
+	var r Recents
 	k := recentKey(0)
 	for i := range recentTalks {
 		for range 3 {
@@ -79,7 +79,7 @@ func TestAPairThatIsSilentMakesRoom(t *testing.T) {
 		r.add(k, ended(later, "10.1.2.2", "10.2.0.2:80", ""))
 	}
 	for _, want := range []string{"10.1.2.1", "10.1.2.2"} {
-		if !slices.ContainsFunc(r.of(k).Talks, func(t plan.Talk) bool { return t.Client.String() == want && t.Connections == 2 }) {
+		if !slices.ContainsFunc(r.remembered(k).Talks, func(t plan.Talk) bool { return t.Client.String() == want && t.Connections == 2 }) {
 			t.Errorf("%s isn't remembered", want)
 		}
 	}
@@ -140,7 +140,7 @@ func TestWhatIsShownIsBoundedWhileItIsGathered(t *testing.T) {
 
 // BenchmarkRecents measures what the end of each connection costs.
 func BenchmarkRecents(b *testing.B) {
-	var r recents
+	var r Recents
 	var ends []userspace.End
 	for i := range 64 {
 		ends = append(ends, userspace.End{Connection: userspace.Connection{
@@ -150,6 +150,6 @@ func BenchmarkRecents(b *testing.B) {
 	}
 	b.ReportAllocs()
 	for i := 0; b.Loop(); i++ {
-		r.userspaceEnded(ends[i%64])
+		r.UserspaceEnded(ends[i%64])
 	}
 }

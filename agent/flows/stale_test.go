@@ -1,4 +1,4 @@
-package agent
+package flows
 
 import (
 	"context"
@@ -44,27 +44,27 @@ func TestStaleCleanup(t *testing.T) {
 	for _, tt := range []struct {
 		name string
 		now  *plan.Plan
-		do   func(*staleCleanup)
+		do   func(*StaleCleanup)
 		want pending
 	}{
-		{"nothing", tcp, func(s *staleCleanup) { s.follow(tcp, changes(tcp, tcp)) }, pending{}},
-		{"the first plan", tcp, func(s *staleCleanup) { s.follow(nil, plan.Between(nil, tcp)) }, pending{stale: true, former: []*plan.Plan{nil}}},
-		{"a TCP service moved", moved, func(s *staleCleanup) { s.follow(tcp, changes(tcp, moved)) }, pending{}},
-		{"its endpoint is gone", pointed, func(s *staleCleanup) { s.follow(tcp, changes(tcp, pointed)) }, pending{halfOpen: true}},
-		{"its rules were written over the former plan's", pointed, func(s *staleCleanup) { s.written(tcp, changes(tcp, pointed)) }, pending{halfOpen: true}},
-		{"its rules were written", pointed, func(s *staleCleanup) { s.written(tcp, plan.Delta{Full: true}) }, pending{stale: true, former: []*plan.Plan{tcp}, halfOpen: true}},
-		{"a UDP endpoint is gone", pointedDNS, func(s *staleCleanup) { s.follow(dns, changes(dns, pointedDNS)) }, pending{stale: true, former: []*plan.Plan{dns}}},
-		{"rules of no endpoint that is gone were written", moved, func(s *staleCleanup) { s.written(tcp, changes(tcp, moved)) }, pending{}},
-		{"UDP rules were written over the former plan's", pointedDNS, func(s *staleCleanup) { s.written(dns, changes(dns, pointedDNS)) }, pending{stale: true, former: []*plan.Plan{dns}}},
-		{"UDP rules were written", pointedDNS, func(s *staleCleanup) { s.written(dns, plan.Delta{Full: true}) }, pending{stale: true, former: []*plan.Plan{dns}, halfOpen: true}},
-		{"rules were written over unknown ones", tcp, func(s *staleCleanup) { s.written(nil, changes(nil, tcp)) }, pending{stale: true, former: []*plan.Plan{nil}, halfOpen: true}},
-		{"redirecting had stopped", tcp, (*staleCleanup).all, pending{stale: true, former: []*plan.Plan{nil}, halfOpen: true}},
-		{"two things", pointedDNS, func(s *staleCleanup) { s.follow(tcp, changes(tcp, pointed)); s.follow(dns, changes(dns, pointedDNS)) }, pending{stale: true, former: []*plan.Plan{dns}, halfOpen: true}},
+		{"nothing", tcp, func(s *StaleCleanup) { s.Follow(tcp, changes(tcp, tcp)) }, pending{}},
+		{"the first plan", tcp, func(s *StaleCleanup) { s.Follow(nil, plan.Between(nil, tcp)) }, pending{stale: true, former: []*plan.Plan{nil}}},
+		{"a TCP service moved", moved, func(s *StaleCleanup) { s.Follow(tcp, changes(tcp, moved)) }, pending{}},
+		{"its endpoint is gone", pointed, func(s *StaleCleanup) { s.Follow(tcp, changes(tcp, pointed)) }, pending{halfOpen: true}},
+		{"its rules were written over the former plan's", pointed, func(s *StaleCleanup) { s.Written(tcp, changes(tcp, pointed)) }, pending{halfOpen: true}},
+		{"its rules were written", pointed, func(s *StaleCleanup) { s.Written(tcp, plan.Delta{Full: true}) }, pending{stale: true, former: []*plan.Plan{tcp}, halfOpen: true}},
+		{"a UDP endpoint is gone", pointedDNS, func(s *StaleCleanup) { s.Follow(dns, changes(dns, pointedDNS)) }, pending{stale: true, former: []*plan.Plan{dns}}},
+		{"rules of no endpoint that is gone were written", moved, func(s *StaleCleanup) { s.Written(tcp, changes(tcp, moved)) }, pending{}},
+		{"UDP rules were written over the former plan's", pointedDNS, func(s *StaleCleanup) { s.Written(dns, changes(dns, pointedDNS)) }, pending{stale: true, former: []*plan.Plan{dns}}},
+		{"UDP rules were written", pointedDNS, func(s *StaleCleanup) { s.Written(dns, plan.Delta{Full: true}) }, pending{stale: true, former: []*plan.Plan{dns}, halfOpen: true}},
+		{"rules were written over unknown ones", tcp, func(s *StaleCleanup) { s.Written(nil, changes(nil, tcp)) }, pending{stale: true, former: []*plan.Plan{nil}, halfOpen: true}},
+		{"redirecting had stopped", tcp, (*StaleCleanup).All, pending{stale: true, former: []*plan.Plan{nil}, halfOpen: true}},
+		{"two things", pointedDNS, func(s *StaleCleanup) { s.Follow(tcp, changes(tcp, pointed)); s.Follow(dns, changes(dns, pointedDNS)) }, pending{stale: true, former: []*plan.Plan{dns}, halfOpen: true}},
 	} {
 		var got pending
 		failing := true
-		s := &staleCleanup{
-			log: slog.New(slog.DiscardHandler), plan: func() *plan.Plan { return tt.now }, wake: make(chan struct{}, 1), cleaned: func(time.Duration) {},
+		s := &StaleCleanup{
+			Config: Config{Log: slog.New(slog.DiscardHandler), Plan: func() *plan.Plan { return tt.now }, Cleaned: func(time.Duration) {}}, wake: make(chan struct{}, 1),
 			stale: func(former []*plan.Plan, p *plan.Plan) error {
 				if failing {
 					return errors.New("no buffer space")
@@ -78,11 +78,11 @@ func TestStaleCleanup(t *testing.T) {
 			},
 		}
 		tt.do(s)
-		if err := s.clean(); (err != nil) != tt.want.stale || (s.report() != nil) != tt.want.stale {
-			t.Errorf("%s: error %v, reported %v; want one only if stale entries are looked for", tt.name, err, s.report())
+		if err := s.clean(); (err != nil) != tt.want.stale || (s.Report() != nil) != tt.want.stale {
+			t.Errorf("%s: error %v, reported %v; want one only if stale entries are looked for", tt.name, err, s.Report())
 		}
-		if failing = false; s.clean() != nil || s.report() != nil {
-			t.Errorf("%s: a second attempt fails: %v", tt.name, s.report())
+		if failing = false; s.clean() != nil || s.Report() != nil {
+			t.Errorf("%s: a second attempt fails: %v", tt.name, s.Report())
 		}
 		if diff := cmp.Diff(tt.want, got, cmp.AllowUnexported(pending{}), cmp.Comparer(func(a, b *plan.Plan) bool { return a == b })); diff != "" {
 			t.Errorf("%s (-want +got):\n%s", tt.name, diff)
@@ -99,8 +99,8 @@ func TestSweepByThePlanThatOwes(t *testing.T) {
 	first, second := new(plan.Plan), new(plan.Plan)
 	current, comes := first, true
 	var by []*plan.Plan
-	s := &staleCleanup{wake: make(chan struct{}, 1), log: slog.New(slog.DiscardHandler), cleaned: func(time.Duration) {}}
-	s.plan = func() *plan.Plan {
+	s := &StaleCleanup{wake: make(chan struct{}, 1), Config: Config{Log: slog.New(slog.DiscardHandler), Cleaned: func(time.Duration) {}}}
+	s.Plan = func() *plan.Plan {
 		p := current
 		if comes { // the fast loop is quicker
 			comes = false
@@ -111,7 +111,7 @@ func TestSweepByThePlanThatOwes(t *testing.T) {
 	}
 	s.stale = func(_ []*plan.Plan, p *plan.Plan) error { by = append(by, p); return nil }
 	s.halfOpen = func(*plan.Plan) error { return nil }
-	for s.all(); len(s.wake) > 0; {
+	for s.All(); len(s.wake) > 0; {
 		<-s.wake
 		if err := s.clean(); err != nil {
 			t.Fatal(err)
@@ -124,11 +124,11 @@ func TestSweepByThePlanThatOwes(t *testing.T) {
 
 // While sweeps fail, not every plan there ever was is kept.
 func TestSweepsThatFailKeepFewPlans(t *testing.T) {
-	s := &staleCleanup{wake: make(chan struct{}, 1), log: slog.New(slog.DiscardHandler), cleaned: func(time.Duration) {}}
-	s.plan = func() *plan.Plan { return &plan.Plan{} }
+	s := &StaleCleanup{wake: make(chan struct{}, 1), Config: Config{Log: slog.New(slog.DiscardHandler), Cleaned: func(time.Duration) {}}}
+	s.Plan = func() *plan.Plan { return &plan.Plan{} }
 	s.stale = func([]*plan.Plan, *plan.Plan) error { return errors.New("no") }
 	for range 10 * maxFormer {
-		s.written(&plan.Plan{}, plan.Delta{Full: true})
+		s.Written(&plan.Plan{}, plan.Delta{Full: true})
 		s.clean()
 	}
 	if n := len(s.pending.former); n != maxFormer {
@@ -142,14 +142,13 @@ func TestHalfOpenSearchesAreOne(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
 		var udp, tcp atomic.Int32
-		s := &staleCleanup{
-			wake: make(chan struct{}, 1), log: slog.New(slog.DiscardHandler), cleaned: func(time.Duration) {},
-			plan:     func() *plan.Plan { return &plan.Plan{} },
+		s := &StaleCleanup{
+			wake: make(chan struct{}, 1), Config: Config{Log: slog.New(slog.DiscardHandler), Cleaned: func(time.Duration) {}, Plan: func() *plan.Plan { return &plan.Plan{} }},
 			stale:    func([]*plan.Plan, *plan.Plan) error { udp.Add(1); return nil },
 			halfOpen: func(*plan.Plan) error { tcp.Add(1); return nil },
 		}
 		var running sync.WaitGroup
-		running.Go(func() { s.run(ctx) })
+		running.Go(func() { s.Run(ctx) })
 		for range 10 {
 			s.request(pending{halfOpen: true})
 			time.Sleep(halfOpenDelay / 20)

@@ -1,4 +1,4 @@
-package agent
+package flows
 
 import (
 	"context"
@@ -50,7 +50,7 @@ func TestConntrackRepair(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var mu sync.Mutex
 		var restored []conntrack.Flow
-		r := conntrackRepair{
+		r := Repair{
 			log: slog.New(slog.DiscardHandler), wake: make(chan struct{}, 1),
 			ports:       func() (tcp, udp uint16) { return 40000, 40001 },
 			connections: func() []userspace.Connection { return carried },
@@ -75,7 +75,7 @@ func TestConntrackRepair(t *testing.T) {
 		}
 		ctx, stop := context.WithCancel(t.Context())
 		done := make(chan error)
-		go func() { done <- r.run(ctx) }()
+		go func() { done <- r.Run(ctx) }()
 		for _, f := range []conntrack.Flow{
 			failing, established,
 			with(established, func(f *conntrack.Flow) { f.TCPState = 7 }), // closed in good order
@@ -85,11 +85,11 @@ func TestConntrackRepair(t *testing.T) {
 			with(established, func(f *conntrack.Flow) { f.OrigDst = f.ReplySrc }),
 			with(datagrams, func(f *conntrack.Flow) { f.Timeout = 0 }), // idle
 		} {
-			r.ended(f)
+			r.Ended(f)
 		}
 		expect(established)
 		for _, f := range []conntrack.Flow{halfClosed, otherPort, datagrams} {
-			r.ended(f)
+			r.Ended(f)
 			time.Sleep(time.Second)
 		}
 		expect(established, halfClosed, otherPort, datagrams)
@@ -122,7 +122,7 @@ func TestConntrackRepairRedirects(t *testing.T) {
 		var held []string
 		current := inPlane(plan.Userspace)
 		carried := carried
-		r := &conntrackRepair{
+		r := &Repair{
 			log: slog.New(slog.DiscardHandler), offloaded: make(chan struct{}, 1),
 			connections: func() []userspace.Connection {
 				mu.Lock()
@@ -155,13 +155,13 @@ func TestConntrackRepairRedirects(t *testing.T) {
 		}
 		ctx, stop := context.WithCancel(t.Context())
 		done := make(chan error)
-		go func() { done <- r.run(ctx) }()
+		go func() { done <- r.Run(ctx) }()
 		first, next := current, inPlane(plan.IPVS)
-		r.follow(first, plan.Between(nil, first))
+		r.Follow(first, plan.Between(nil, first))
 		time.Sleep(2 * redirectEvery)
 		expect("all is in userspace")
 
-		r.follow(next, plan.Between(first, next))
+		r.Follow(next, plan.Between(first, next))
 		expect("it leaves", "10.1.0.2:5000")
 		mu.Lock()
 		current, carried = next, append(carried, connection(web, "10.1.0.2:5003"), connection(gone, "10.1.0.2:5004"))
@@ -171,7 +171,7 @@ func TestConntrackRepairRedirects(t *testing.T) {
 		time.Sleep(redirectFor)
 		expect("later", "10.1.0.2:5000", "10.1.0.2:5003", "10.1.0.2:5004", "10.1.0.2:5000", "10.1.0.2:5003", "10.1.0.2:5004", "10.1.0.2:5000", "10.1.0.2:5003", "10.1.0.2:5004")
 
-		r.redirectAll(nil, redirectFor)
+		r.RedirectAll(nil, redirectFor)
 		expect("kproxy ends", "10.1.0.2:5000", "10.1.0.2:5001", "10.1.0.2:5003", "10.1.0.2:5004")
 		stop()
 		if err := <-done; err != nil {

@@ -1,4 +1,4 @@
-package agent
+package flows
 
 import (
 	"cmp"
@@ -32,10 +32,10 @@ const (
 	unansweredAfter   = 3 * time.Second
 )
 
-// recents remembers connections that are over, who talked to whom, and who was refused, as userspace's
+// Recents remembers connections that are over, who talked to whom, and who was refused, as userspace's
 // connections and the kernel's flows end. Safe for concurrent use; the zero value is ready. It is on the path of
 // every connection's end.
-type recents struct {
+type Recents struct {
 	mu       sync.Mutex
 	services map[service.Key]*recent
 	refused  lastEnds
@@ -75,7 +75,7 @@ func (l *lastEnds) again(e *plan.Ended) (there bool) {
 }
 
 // add remembers a connection of a service port that is over.
-func (r *recents) add(k service.Key, e plan.Ended) {
+func (r *Recents) add(k service.Key, e plan.Ended) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if e.Refused != "" {
@@ -102,9 +102,9 @@ func (r *recents) add(k service.Key, e plan.Ended) {
 	s.talked(talkOf(e))
 }
 
-// ruleRefused remembers a client that a rule of the kernel's refused or dropped. One whose packets are dropped
+// RuleRefused remembers a client that a rule of the kernel's refused or dropped. One whose packets are dropped
 // sends them again and again: that is one connection.
-func (r *recents) ruleRefused(k service.Key, e plan.Ended) {
+func (r *Recents) RuleRefused(k service.Key, e plan.Ended) {
 	r.mu.Lock()
 	there := r.refused.again(&e)
 	if s := r.services[k]; s != nil {
@@ -117,7 +117,7 @@ func (r *recents) ruleRefused(k service.Key, e plan.Ended) {
 }
 
 // makeRoom forgets a service port, if there are too many: of a few, the one that has been quiet for longest.
-func (r *recents) makeRoom() {
+func (r *Recents) makeRoom() {
 	if r.services == nil {
 		r.services = map[service.Key]*recent{}
 	}
@@ -187,8 +187,8 @@ func (s *recent) talked(t plan.Talk) {
 	s.talks[least] = t
 }
 
-// follow forgets the service ports that d removes.
-func (r *recents) follow(d plan.Delta) {
+// Follow forgets the service ports that d removes.
+func (r *Recents) Follow(d plan.Delta) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	for _, c := range d.Changes {
@@ -198,8 +198,8 @@ func (r *recents) follow(d plan.Delta) {
 	}
 }
 
-// of returns what is remembered of a service port.
-func (r *recents) of(k service.Key) plan.Recent {
+// remembered returns what is remembered of a service port.
+func (r *Recents) remembered(k service.Key) plan.Recent {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	s := r.services[k]
@@ -212,8 +212,9 @@ func (r *recents) of(k service.Key) plan.Recent {
 	return plan.Recent{Ended: slices.Clone(s.ended.list), Refused: slices.Clone(s.refused.list), Talks: slices.Clone(s.talks), Others: s.others}
 }
 
-// allRefused returns the last connections that were refused, of all service ports, newest first.
-func (r *recents) allRefused() []plan.Ended {
+// Refused returns the last connections that no endpoint took, of all service ports, newest first. Of those that the
+// kernel's rules refuse or drop it knows what [kernel.RefusalLog] tells.
+func (r *Recents) Refused() []plan.Ended {
 	r.mu.Lock()
 	out := append([]plan.Ended{}, r.refused.list...)
 	r.mu.Unlock()
@@ -276,8 +277,8 @@ func newestFirst(list []plan.Ended) []plan.Ended {
 	return append([]plan.Ended{}, list[:min(len(list), recentShown)]...)
 }
 
-// userspaceEnded takes each of userspace's connections and sessions as it ends.
-func (r *recents) userspaceEnded(x userspace.End) {
+// UserspaceEnded takes each of userspace's connections and sessions as it ends.
+func (r *Recents) UserspaceEnded(x userspace.End) {
 	now := time.Now()
 	e := plan.Ended{
 		Time: now, Protocol: x.Protocol.String(), Client: x.Client, Address: x.Address, Endpoint: x.Endpoint, DataPlane: plan.Userspace,
@@ -289,8 +290,8 @@ func (r *recents) userspaceEnded(x userspace.End) {
 	r.add(x.Service, e)
 }
 
-// kernelEnded takes each of the kernel's flows as it ends.
-func (r *recents) kernelEnded(s *plan.Service, f *conntrack.Flow) {
+// KernelEnded takes each of the kernel's flows as it ends.
+func (r *Recents) KernelEnded(s *plan.Service, f *conntrack.Flow) {
 	r.add(s.Port.Key, endOf(s, f, time.Now()))
 }
 
@@ -312,22 +313,16 @@ func endOf(s *plan.Service, f *conntrack.Flow, now time.Time) plan.Ended {
 	return e
 }
 
-// Recent returns what is remembered of a service port's clients, and what the kernel and userspace carry
+// Of returns what is remembered of a service port's clients, and what the kernel and userspace carry
 // for them now.
-func (a *Agent) Recent(k service.Key) (plan.Recent, error) {
-	if a.current.Load() == nil {
-		return plan.Recent{}, errStarting
-	}
-	if err := a.accounting.Refresh(accountingAge, a.conntrack.List); err != nil {
-		return plan.Recent{}, err
-	}
-	out := a.recents.of(k)
+func (r *Recents) Of(k service.Key, kernel *conntrack.Accounting, user *userspace.Server) plan.Recent {
+	out := r.remembered(k)
 	now := time.Now()
 	var talks talkSum
 	for _, t := range out.Talks {
 		talks.add(t)
 	}
-	a.accounting.Carried(k, func(s *plan.Service, f *conntrack.Flow) {
+	kernel.Carried(k, func(s *plan.Service, f *conntrack.Flow) {
 		e := endOf(s, f, now)
 		t := talkOf(e)
 		switch {
@@ -347,7 +342,7 @@ func (a *Agent) Recent(k service.Key) (plan.Recent, error) {
 		}
 		talks.add(t)
 	})
-	for _, c := range a.userspace.Connections() {
+	for _, c := range user.Connections() {
 		if c.Service == k && c.Endpoint.IsValid() {
 			talks.add(plan.Talk{Client: c.Client.Addr(), Endpoint: c.Endpoint, Connections: 1, BytesIn: c.BytesIn, BytesOut: c.BytesOut})
 		}
@@ -361,10 +356,6 @@ func (a *Agent) Recent(k service.Key) (plan.Recent, error) {
 	var others uint64
 	out.Talks, others = talks.most(recentTalks)
 	out.Others += others
-	out.Connects = a.userspace.ConnectTimes(k)
-	return out, nil
+	out.Connects = user.ConnectTimes(k)
+	return out
 }
-
-// Refused returns the last connections that no endpoint took, of all service ports, newest first. Of those that the
-// kernel's rules refuse or drop it knows what [kernel.RefusalLog] tells.
-func (a *Agent) Refused() []plan.Ended { return a.recents.allRefused() }

@@ -1,4 +1,4 @@
-package agent
+package flows
 
 import (
 	"context"
@@ -26,9 +26,9 @@ const (
 	maxBegun        = 1000
 )
 
-// datagrams looks at UDP flows that have begun. begun is safe for concurrent use.
-type datagrams struct {
-	list func() ([]conntrack.Flow, error) // that haven't been answered
+// Datagrams looks at UDP flows that have begun. Begun is safe for concurrent use.
+type Datagrams struct {
+	List func() ([]conntrack.Flow, error) // that haven't been answered
 
 	mu    sync.Mutex
 	flows []begunFlow
@@ -49,8 +49,8 @@ type answers struct {
 	again      time.Time                    // when one of these was found to have sent again; zero for never
 }
 
-// begun takes a flow's first datagram.
-func (d *datagrams) begun(client, endpoint netip.AddrPort) {
+// Begun takes a flow's first datagram.
+func (d *Datagrams) Begun(client, endpoint netip.AddrPort) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if len(d.flows) < maxBegun {
@@ -59,7 +59,7 @@ func (d *datagrams) begun(client, endpoint netip.AddrPort) {
 }
 
 // due returns the flows whose answers are.
-func (d *datagrams) due(now time.Time) []begunFlow {
+func (d *Datagrams) due(now time.Time) []begunFlow {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	n := 0
@@ -71,8 +71,8 @@ func (d *datagrams) due(now time.Time) []begunFlow {
 	return out
 }
 
-// run looks at them until ctx is done. While none begins, it does nothing.
-func (d *datagrams) run(ctx context.Context, log *slog.Logger, detector *passive.Detector, current func() *plan.Plan) error {
+// Run looks at them until ctx is done. While none begins, it does nothing.
+func (d *Datagrams) Run(ctx context.Context, log *slog.Logger, detector *passive.Detector, current func() *plan.Plan) error {
 	tick := time.NewTicker(answerDue / 2)
 	defer tick.Stop()
 	for {
@@ -84,7 +84,7 @@ func (d *datagrams) run(ctx context.Context, log *slog.Logger, detector *passive
 			if len(due) == 0 {
 				continue
 			}
-			flows, err := d.list()
+			flows, err := d.List()
 			if err != nil {
 				log.Debug("unanswered UDP flows can't be listed", "error", err)
 				continue
@@ -100,7 +100,7 @@ func (d *datagrams) run(ctx context.Context, log *slog.Logger, detector *passive
 }
 
 // look notes which of the flows that are due were answered: those that aren't among the unanswered.
-func (d *datagrams) look(due []begunFlow, unanswered []conntrack.Flow, now time.Time) {
+func (d *Datagrams) look(due []begunFlow, unanswered []conntrack.Flow, now time.Time) {
 	type pair struct{ client, endpoint netip.AddrPort }
 	silent := make(map[pair]uint64, len(unanswered))
 	for i := range unanswered {
@@ -138,7 +138,7 @@ func (d *datagrams) look(due []begunFlow, unanswered []conntrack.Flow, now time.
 }
 
 // suspects returns endpoints none of whose flows was answered of late, though another endpoint of a service of theirs answers.
-func (d *datagrams) suspects(p *plan.Plan, now time.Time) (out []netip.AddrPort) {
+func (d *Datagrams) suspects(p *plan.Plan, now time.Time) (out []netip.AddrPort) {
 	if p == nil {
 		return nil
 	}

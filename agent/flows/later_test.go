@@ -1,4 +1,4 @@
-package agent
+package flows
 
 import (
 	"net/netip"
@@ -45,9 +45,8 @@ func TestLaterPlansKeepTheirEntries(t *testing.T) {
 		{"and another endpoint of it", dnsPlan(plan.IPTables, one, two), &plan.Plan{}, dnsPlan(plan.IPTables, two), []string{one, listener}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			a := &Agent{}
-			a.current.Store(tt.now)
-			a.coming.Store(tt.coming)
+			s := &StaleCleanup{Config: Config{Plan: func() *plan.Plan { return tt.now }}}
+			s.Coming(tt.coming)
 			local := netip.MustParseAddrPort(listener)
 			c := conntrack.StaleConfig{Listeners: []uint16{local.Port()}, Local: func(a netip.Addr) bool { return a == local.Addr() }}
 			var flows []conntrack.Flow
@@ -58,7 +57,7 @@ func TestLaterPlansKeepTheirEntries(t *testing.T) {
 				})
 			}
 			var got []string
-			for _, f := range staleByAll(flows, tt.old, a.plansSince(tt.now), c) {
+			for _, f := range staleByAll(flows, tt.old, s.plansSince(tt.now), c) {
 				got = append(got, f.ReplySrc.String())
 			}
 			if diff := cmp.Diff(tt.want, got); diff != "" {
