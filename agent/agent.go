@@ -31,6 +31,7 @@ import (
 	"kproxy.dev/kproxy/agent/flows"
 	"kproxy.dev/kproxy/agent/node"
 	"kproxy.dev/kproxy/agent/nodehealth"
+	"kproxy.dev/kproxy/agent/takeover"
 	"kproxy.dev/kproxy/config"
 	"kproxy.dev/kproxy/conntrack"
 	"kproxy.dev/kproxy/health"
@@ -52,7 +53,7 @@ type Options struct {
 	Observer Observer // of how long things take; may be nil
 
 	// Predecessor is the kproxy to take over from; nil for none. TookOver is called when this one has.
-	Predecessor *Predecessor
+	Predecessor *takeover.Predecessor
 	TookOver    func()
 
 	// Remains are what a kproxy of this node has left that crashed; nil without one. Recorded gets
@@ -114,7 +115,7 @@ type Agent struct {
 	healths        *nodehealth.Ports
 	left           atomic.Pointer[[]plan.Capability] // of kube-proxy's; nil until looked for
 
-	from      *Predecessor // nil if there is none to take over from
+	from      *takeover.Predecessor // nil if there is none to take over from
 	tookOver  func()
 	serves    func()   // called when userspace does
 	lock      *os.File // the node's
@@ -183,8 +184,8 @@ func (a *Agent) Run(ctx context.Context) error {
 	var err error
 	if a.from != nil {
 		defer a.from.Close()
-		defer context.AfterFunc(ctx, a.from.interrupt)()
-		a.lock, err = a.from.nodeLock()
+		defer context.AfterFunc(ctx, a.from.Interrupt)()
+		a.lock, err = a.from.NodeLock()
 	} else {
 		a.lock, err = node.Lock()
 	}
@@ -210,7 +211,7 @@ func (a *Agent) Run(ctx context.Context) error {
 	serving, stop := a.untilDrained(ctx)
 	defer stop()
 	err = a.work(serving)
-	if a.from.pending() {
+	if a.from.Pending() {
 		return a.leave(err)
 	}
 	err = errors.Join(err, a.drain())
@@ -220,7 +221,7 @@ func (a *Agent) Run(ctx context.Context) error {
 
 // unlock releases the node's lock, unless another kproxy has it as well.
 func (a *Agent) unlock() {
-	if a.from.pending() || a.relieved.Load() {
+	if a.from.Pending() || a.relieved.Load() {
 		_ = a.lock.Close()
 		return
 	}

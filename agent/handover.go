@@ -8,25 +8,13 @@ import (
 	"time"
 
 	"kproxy.dev/kproxy/agent/node"
+	"kproxy.dev/kproxy/agent/takeover"
 	"kproxy.dev/kproxy/userspace/handover"
-)
-
-// How long each side waits for the other. Until userspace is frozen, no client waits for it.
-const (
-	answerBound  = 5 * time.Second // for an answer that takes no work
-	prepareBound = 5 * time.Minute // until the successor has read its services
-	pauseBound   = time.Minute     // until a pass has ended, and until the successor has read the kernel's rules
 )
 
 // freezeBound returns how long connections are at rest at worst, before they go on here. The heartbeat rests as well,
 // from up to a third of its time-out after the last beat: new connections wait meanwhile, and nothing is taken for dead.
 func (a *Agent) freezeBound() time.Duration { return a.cfg.AliveTimeout / 2 }
-
-// File is a descriptor that a successor gets, and what it names it by.
-type File struct {
-	Name string
-	FD   int
-}
 
 // turn lets one at a time in: a pass that programs the kernel, or a successor that keeps passes from it.
 type turn chan struct{}
@@ -43,20 +31,10 @@ func (g turn) enter(ctx context.Context) bool {
 
 func (g turn) leave() { <-g }
 
-// nodeLock is the name by which a successor gets the node's lock.
-const nodeLock = "lock node"
-
-// Belongings holds what a successor gets that isn't the Agent's.
-type Belongings struct {
-	Files    []File        // which stay the caller's
-	History  func() []byte // of the dashboard
-	Relieved func()        // called when they are the successor's; Run returns soon after
-}
-
 // HandOver hands this kproxy over to the one at the other end of conn, which takes over from it, and takes conn over.
 // Whatever fails until that has confirmed, this one goes on.
-func (a *Agent) HandOver(conn *handover.Conn, with Belongings) {
-	h := &predecessor{Agent: a, conn: conn, with: with}
+func (a *Agent) HandOver(conn *handover.Conn, with takeover.Belongings) {
+	h := &predecessor{Agent: a, Successor: takeover.Successor{Conn: conn}, with: with}
 	err := h.run()
 	switch {
 	case h.over:
@@ -84,53 +62,48 @@ func (a *Agent) AwaitSuccessor(ctx context.Context) {
 // predecessor is a kproxy in the conversation with its successor.
 type predecessor struct {
 	*Agent
-	conn *handover.Conn
-	with Belongings
+	takeover.Successor
+	with takeover.Belongings
 	over bool // it has been taken over
-}
-
-// refuse tells the successor why it can't take over.
-func (h *predecessor) refuse(answer handover.Message, why string) error {
-	return errors.Join(errors.New(why), h.conn.Send(answerBound, answer))
 }
 
 func (h *predecessor) run() error {
 	var hello handover.Hello
-	if _, err := h.conn.Receive(answerBound, &hello); err != nil {
+	if _, err := h.Conn.Receive(takeover.AnswerBound, &hello); err != nil {
 		return err
 	}
 	if !h.isSetUp.Load() || h.current.Load() == nil || !h.heart.served.Load() {
 		return errors.New("this one hasn't begun to serve yet") // without an answer, so that it is asked again
 	}
-	if why := h.unwilling(&hello); why != "" {
-		return h.refuse(&handover.Welcome{Refused: why}, why)
+	if why := takeover.Unwilling(&hello); why != "" {
+		return h.Refuse(&handover.Welcome{Refused: why}, why)
 	}
 	select {
 	case h.handing <- struct{}{}:
 		defer h.handing.leave()
 	default:
 		why := "another one is taking over at this moment, or this one is about to end"
-		return h.refuse(&handover.Welcome{Refused: why}, why)
+		return h.Refuse(&handover.Welcome{Refused: why}, why)
 	}
 	tcp, udp := h.userspace.Ports()
 	welcome := &handover.Welcome{Steering: h.madeFor(tcp, udp), TCPPort: uint32(tcp), UDPPort: uint32(udp)}
 	rows, fds := h.userspace.Listeners()
 	welcome.Listeners = rows
-	for _, f := range append(slices.Clone(h.with.Files), File{nodeLock, int(h.lock.Fd())}) {
+	for _, f := range append(slices.Clone(h.with.Files), takeover.File{Name: takeover.LockName, FD: int(h.lock.Fd())}) {
 		fds = append(fds, f.FD)
 		welcome.Files = append(welcome.Files, handover.File{Name: f.Name, File: uint32(len(fds))})
 	}
-	if err := h.conn.Send(answerBound, welcome, fds...); err != nil {
+	if err := h.Conn.Send(takeover.AnswerBound, welcome, fds...); err != nil {
 		return err
 	}
 	h.log.Info("another kproxy prepares to take over")
-	step, err := h.asked(prepareBound)
+	step, err := h.Asked(takeover.PrepareBound)
 	if err != nil {
 		return err
 	}
 	if step == handover.End {
 		h.log.Info("another kproxy takes this one's place once this has ended")
-		h.successor.Store(h.conn)
+		h.successor.Store(h.Conn)
 		h.over = true
 		h.end()
 		return nil
@@ -138,37 +111,16 @@ func (h *predecessor) run() error {
 	return h.paused(step)
 }
 
-// unwilling says why hello's sender can't take over; empty if it can.
-func (h *predecessor) unwilling(hello *handover.Hello) string {
-	own, err := node.Namespace()
-	switch {
-	case err != nil:
-		return err.Error()
-	case hello.Version != handover.Version:
-		return fmt.Sprintf("it speaks version %d of the way to take over, this one version %d", hello.Version, handover.Version)
-	case hello.Network != own:
-		return "it is in another network namespace"
-	}
-	return ""
-}
-
-// asked receives what the successor asks for next.
-func (h *predecessor) asked(within time.Duration) (handover.Step, error) {
-	var ask handover.Ask
-	_, err := h.conn.Receive(within, &ask)
-	return ask.Step, err
-}
-
 // paused keeps the loops from programming the kernel while the successor reads it, and goes on with the freeze.
 func (h *predecessor) paused(step handover.Step) error {
 	if step != handover.Pause {
 		return fmt.Errorf("unexpected step %v", step)
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), pauseBound)
+	ctx, cancel := context.WithTimeout(context.Background(), takeover.PauseBound)
 	defer cancel()
 	for _, g := range []turn{h.passing, h.programmer.passing} {
 		if !g.enter(ctx) {
-			return h.refuse(&handover.Paused{Refused: "its rules are being written all the time"}, "the pass under way didn't end")
+			return h.Refuse(&handover.Paused{Refused: "its rules are being written all the time"}, "the pass under way didn't end")
 		}
 		defer func() {
 			if !h.over {
@@ -188,12 +140,12 @@ func (h *predecessor) paused(step handover.Step) error {
 		h.log.Warn("the kernel's connections can't be counted", "error", err)
 	}
 	paused := &handover.Paused{
-		Files: listeners, Health: healthOut(h.prober.View()), Kernel: countersOut(h.accounting.Figures()), History: h.with.History(),
+		Files: listeners, Health: takeover.HealthOut(h.prober.View()), Kernel: takeover.CountersOut(h.accounting.Figures()), History: h.with.History(),
 	}
-	if err := h.conn.Send(pauseBound, paused, fds...); err != nil {
+	if err := h.Conn.Send(takeover.PauseBound, paused, fds...); err != nil {
 		return err
 	}
-	switch step, err := h.asked(pauseBound); {
+	switch step, err := h.Asked(takeover.PauseBound); {
 	case err != nil:
 		return err
 	case step != handover.Give:
@@ -211,15 +163,15 @@ func (h *predecessor) frozen() error {
 	left := func() time.Duration { return h.freezeBound() - time.Since(began) }
 	us, err := h.userspace.HandOver(ctx)
 	if err != nil {
-		return h.refuse(&handover.Given{Refused: err.Error()}, err.Error())
+		return h.Refuse(&handover.Given{Refused: err.Error()}, err.Error())
 	}
-	err = h.conn.Send(left(), &handover.Given{Userspace: *us.State}, us.Files...)
+	err = h.Conn.Send(left(), &handover.Given{Userspace: *us.State}, us.Files...)
 	var ask handover.Ask
 	if err == nil {
-		_, err = h.conn.Receive(left(), &ask)
+		_, err = h.Conn.Receive(left(), &ask)
 	}
 	// From here on CONFIRM can't arrive any more, so that both know how it ended.
-	if err != nil && h.conn.Decided(&ask) {
+	if err != nil && h.Conn.Decided(&ask) {
 		err = nil
 	}
 	if err == nil && ask.Step != handover.Confirm {

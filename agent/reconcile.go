@@ -178,7 +178,7 @@ func (a *Agent) pass(ctx context.Context) (*plan.Plan, error) {
 	a.recordEjections(d, p.Time)
 	a.figures.moves.count(d)
 	if old == nil && a.from != nil {
-		a.accounting.Resume(a.from.kernel)
+		a.accounting.Resume(a.from.Kernel)
 	}
 	if old == nil { // what is there now began before this process: it is counted from here
 		if err := a.accounting.Refresh(0, a.conntrack.List); err != nil {

@@ -62,6 +62,7 @@ var layout = []row{
 	{folder: "agent/node", imports: "config service plan source/kube kernel kernel/steering kernel/iptables kernel/ipvs kernel/nftables", third: "golang.org/x/sys"},
 	{folder: "agent/offline", imports: "agent/node config conntrack plan service source source/file source/kube kernel kernel/leftovers"},
 	{folder: "agent/flows", imports: "conntrack health health/passive kernel lb plan service userspace", third: "golang.org/x/sys"},
+	{folder: "agent/takeover", imports: "agent/node conntrack health service userspace/handover", third: "golang.org/x/sys"},
 	{folder: "agent/nodehealth", imports: "plan service userspace/handover", third: "golang.org/x/sys"},
 	{folder: "agent", imports: "*", third: "golang.org/x/sync golang.org/x/sys golang.org/x/time"},
 	{folder: "web", imports: "plan service health trace docs", third: "github.com/prometheus/client_golang github.com/prometheus/client_model"},

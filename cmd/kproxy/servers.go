@@ -17,6 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"kproxy.dev/kproxy/agent"
+	"kproxy.dev/kproxy/agent/takeover"
 	"kproxy.dev/kproxy/config"
 	"kproxy.dev/kproxy/plan"
 	"kproxy.dev/kproxy/userspace"
@@ -33,7 +34,7 @@ type servers struct {
 
 // openServers opens what the configuration asks for; an empty address opens none. What from has at the same address
 // it takes over from there; from may be nil.
-func openServers(ctx context.Context, cfg config.Config, from *agent.Predecessor) (s servers, err error) {
+func openServers(ctx context.Context, cfg config.Config, from *takeover.Predecessor) (s servers, err error) {
 	defer func() {
 		if err != nil {
 			s.close()
@@ -92,7 +93,7 @@ func loopbackBeside(address string) string {
 }
 
 // files are the descriptors of all, for a successor; the caller closes them.
-func (s *servers) files(cfg config.Config) (out []agent.File, err error) {
+func (s *servers) files(cfg config.Config) (out []takeover.File, err error) {
 	for _, l := range s.named(cfg) {
 		if *l.listener == nil {
 			continue
@@ -101,7 +102,7 @@ func (s *servers) files(cfg config.Config) (out []agent.File, err error) {
 		if err != nil {
 			return out, err
 		}
-		out = append(out, agent.File{Name: l.name(), FD: fd})
+		out = append(out, takeover.File{Name: l.name(), FD: fd})
 	}
 	return out, nil
 }
@@ -216,11 +217,11 @@ func runProxy(ctx context.Context, o agent.Options, cfg *settled) error {
 	lock, from, err := begin(ctx, o)
 	for tries := 1; ; tries++ {
 		if err == nil && from != nil {
-			if err = runWith(ctx, o, cfg, lock, from); !errors.Is(err, agent.ErrNotTakenOver) {
+			if err = runWith(ctx, o, cfg, lock, from); !errors.Is(err, takeover.ErrNotTakenOver) {
 				return err
 			}
 		}
-		if !errors.Is(err, agent.ErrNotTakenOver) {
+		if !errors.Is(err, takeover.ErrNotTakenOver) {
 			break
 		}
 		if tries == most || o.Remains == nil && !vanished(err) {
@@ -270,17 +271,17 @@ func vanished(err error) bool {
 	return false
 }
 
-// begin takes the lock of the control socket, or gets it from the kproxy to take over from. The error is agent.ErrNotTakenOver if
+// begin takes the lock of the control socket, or gets it from the kproxy to take over from. The error is takeover.ErrNotTakenOver if
 // that one keeps it.
-func begin(ctx context.Context, o agent.Options) (*web.Lock, *agent.Predecessor, error) {
+func begin(ctx context.Context, o agent.Options) (*web.Lock, *takeover.Predecessor, error) {
 	lock, err := web.LockControl(ctx, o.Config.Socket, 0, nil)
 	if !errors.Is(err, web.ErrRunning) {
 		return lock, nil, err
 	}
 	conn, err := web.AskToTakeOver(ctx, o.Config.Socket)
 	if err == nil {
-		var from *agent.Predecessor
-		if from, err = agent.Succeed(handover.NewConn(conn)); err == nil {
+		var from *takeover.Predecessor
+		if from, err = takeover.Succeed(handover.NewConn(conn)); err == nil {
 			if fd, found := from.File(lockName); found {
 				return web.InheritLock(fd, o.Config.Socket), from, nil
 			}
@@ -288,8 +289,8 @@ func begin(ctx context.Context, o agent.Options) (*web.Lock, *agent.Predecessor,
 			err = errors.New("it didn't pass on the lock of the control socket")
 		}
 	}
-	if !errors.Is(err, agent.ErrNotTakenOver) {
-		err = fmt.Errorf("%w: %w", agent.ErrNotTakenOver, err)
+	if !errors.Is(err, takeover.ErrNotTakenOver) {
+		err = fmt.Errorf("%w: %w", takeover.ErrNotTakenOver, err)
 	}
 	return nil, nil, err
 }
@@ -311,7 +312,7 @@ func inPod() bool { return os.Getenv("KUBERNETES_SERVICE_HOST") != "" }
 
 // runWith runs the agent with its servers, which answer until the very end, draining included, unless another kproxy has
 // taken over: that has their listeners.
-func runWith(ctx context.Context, o agent.Options, cfg *settled, lock *web.Lock, from *agent.Predecessor) error {
+func runWith(ctx context.Context, o agent.Options, cfg *settled, lock *web.Lock, from *takeover.Predecessor) error {
 	defer lock.Close() // last: the next one opens the same ports
 	if from != nil {
 		lock.Leave() // until this one has taken over
@@ -369,8 +370,8 @@ func runWith(ctx context.Context, o agent.Options, cfg *settled, lock *web.Lock,
 			_ = conn.Close()
 			return
 		}
-		a.HandOver(handover.NewConn(conn), agent.Belongings{
-			Files: append(slices.Clone(files), agent.File{Name: lockName, FD: int(lock.Fd())}), History: rec.Save,
+		a.HandOver(handover.NewConn(conn), takeover.Belongings{
+			Files: append(slices.Clone(files), takeover.File{Name: lockName, FD: int(lock.Fd())}), History: rec.Save,
 			Relieved: func() {
 				lock.Leave()
 				s.control.(*net.UnixListener).SetUnlinkOnClose(false)
