@@ -11,8 +11,8 @@
 // The heartbeat keeps the alive sets filled for as long as the
 // forwarder proves that it serves.
 //
-// An Agent can take over from another process's (takeover.go), and hand over to another
-// one (handover.go): userspace/handover/message.go has the steps.
+// An Agent can take over from another process's and hand over to another
+// one (takeover.go): userspace/handover/message.go has the steps.
 package agent
 
 import (
@@ -71,10 +71,9 @@ type Options struct {
 // Agent runs kproxy on this node. Its exported methods are safe for concurrent
 // use once Run has begun to serve.
 type Agent struct {
+	options Options // that it was made from
 	cfg     config.Config
-	version string
 	log     *slog.Logger
-	reread  <-chan os.Signal
 	started time.Time
 	node    string
 	policy  plan.Policy
@@ -110,15 +109,12 @@ type Agent struct {
 	staleFlows     *flows.StaleCleanup
 	affinity       *flows.Affinity    // nil where the kernel keeps no clients
 	remains        *userspace.Remains // until userspace has recovered them
-	recorded       func(memory int)
-	pause          time.Duration
 	healths        *nodehealth.Ports
 	left           atomic.Pointer[[]plan.Capability] // of kube-proxy's; nil until looked for
 
 	from      *takeover.Predecessor // nil if there is none to take over from
-	tookOver  func()
-	serves    func()   // called when userspace does
-	lock      *os.File // the node's
+	serves    func()                // called when userspace does
+	lock      *os.File              // the node's
 	end       context.CancelFunc
 	passing   turn // of the fast loop's passes
 	orders    node.Orders
@@ -152,10 +148,9 @@ func New(o Options) *Agent {
 		name, _ = os.Hostname()
 	}
 	a := &Agent{
-		dirty: map[service.Key]bool{},
-		cfg:   o.Config, version: o.Version, log: o.Log, reread: o.Reread, started: time.Now(),
+		options: o, cfg: o.Config, log: o.Log, started: time.Now(), dirty: map[service.Key]bool{},
 		node: strings.ToLower(name), policy: node.PolicyOf(o.Config), health: healthOf(o.Config),
-		trigger: make(chan struct{}, 1), passing: make(turn, 1), handing: make(turn, 1), remains: o.Remains, recorded: o.Recorded, pause: o.Pause, from: o.Predecessor, tookOver: o.TookOver, serves: func() {},
+		trigger: make(chan struct{}, 1), passing: make(turn, 1), handing: make(turn, 1), remains: o.Remains, from: o.Predecessor, serves: func() {},
 	}
 	a.figures.observer, a.healths = o.Observer, nodehealth.New(o.HealthPort, o.Log, a.healthPortFailed)
 	return a

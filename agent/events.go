@@ -24,9 +24,7 @@ const (
 	deepEventBuffer = 16384
 )
 
-func (e *events) subscribe() (<-chan plan.Event, func()) { return e.subscribeWith(eventBuffer) }
-
-func (e *events) subscribeWith(buffer int) (<-chan plan.Event, func()) {
+func (e *events) subscribe(buffer int) (<-chan plan.Event, func()) {
 	ch := make(chan plan.Event, buffer)
 	e.mu.Lock()
 	defer e.mu.Unlock()

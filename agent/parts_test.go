@@ -208,8 +208,8 @@ func TestCarriedForgets(t *testing.T) {
 func TestEvents(t *testing.T) {
 	var e events
 	e.publish([]plan.Event{{Message: "too early"}})
-	ch, cancel := e.subscribe()
-	lazy, _ := e.subscribe()
+	ch, cancel := e.subscribe(eventBuffer)
+	lazy, _ := e.subscribe(eventBuffer)
 	for range eventBuffer + 10 {
 		e.publish([]plan.Event{{Message: "moved"}})
 		if got := <-ch; got.Message != "moved" {
@@ -225,7 +225,7 @@ func TestEvents(t *testing.T) {
 	if n := len(lazy); n != eventBuffer {
 		t.Errorf("the lazy subscriber has %d events, want %d", n, eventBuffer)
 	}
-	if late, _ := e.subscribe(); late != nil {
+	if late, _ := e.subscribe(eventBuffer); late != nil {
 		if _, open := <-late; open {
 			t.Error("a subscription after the end is open")
 		}

@@ -2,11 +2,17 @@ package agent
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
+	"fmt"
+	"io/fs"
+	"iter"
 	"log/slog"
 	"maps"
 	"net/netip"
+	"os"
 	"path/filepath"
+	"slices"
 	"sync"
 	"time"
 
@@ -202,4 +208,200 @@ func (p *passiveHealth) status() plan.PassiveHealth {
 		out.Ejected, out.Isolated, out.Nodes = v.Len(), v.Isolated, v.Nodes
 	}
 	return out
+}
+
+// ejectionsAge bounds the file's age: an older one is left unread, and its endpoints are probed anew once clients meet silence.
+const ejectionsAge = 5 * time.Minute
+
+// savedEjection is an item of the file.
+type savedEjection struct {
+	health.Endpoint
+	health.Ejection
+}
+
+// readEjections returns nothing where there is no file, or none that is young enough.
+func readEjections(path string) (map[health.Endpoint]*health.Ejection, error) {
+	info, err := os.Stat(path)
+	if errors.Is(err, fs.ErrNotExist) || err == nil && time.Since(info.ModTime()) > ejectionsAge {
+		return nil, nil
+	}
+	raw, err := os.ReadFile(path)
+	if err != nil {
+		return nil, err
+	}
+	var list []savedEjection
+	if err := json.Unmarshal(raw, &list); err != nil {
+		return nil, fmt.Errorf("read %s, which is written anew at the next ejection: %w", path, err)
+	}
+	out := make(map[health.Endpoint]*health.Ejection, len(list))
+	for i := range list {
+		out[list[i].Endpoint] = &list[i].Ejection
+	}
+	return out, nil
+}
+
+// ejectionsChanged is called by the detector.
+func (a *Agent) ejectionsChanged(changed []health.Endpoint) {
+	p := &a.passive
+	p.mu.Lock()
+	p.changed = append(p.changed, changed...)
+	now, was := p.View(), p.counted
+	if p.ejected == nil {
+		p.ejected = map[string]uint64{}
+	}
+	for _, at := range changed {
+		if e := now.Of(at); e != nil && e != was.Of(at) {
+			p.ejected[e.Reason]++
+		}
+	}
+	p.counted = now
+	p.mu.Unlock()
+	a.announceNodes(was, now)
+	a.kick()
+	select {
+	case p.save <- struct{}{}:
+	default:
+	}
+}
+
+// announceNodes tells of nodes that have fallen silent or are back, this one's isolation included.
+func (a *Agent) announceNodes(was, now *health.Ejections) {
+	var events []plan.Event
+	add := func(warning bool, reason, action, message string) {
+		events = append(events, plan.Event{Time: time.Now(), Kind: "health", Message: message})
+		if a.record != nil {
+			a.record.Event("", "", warning, reason, action, message)
+		}
+	}
+	before, _ := was.Silences()
+	after, isolated := now.Silences()
+	for _, name := range slices.Sorted(maps.Keys(after)) {
+		if _, known := before[name]; !known {
+			add(true, "NodeSilent", "Eject", after[name]+" to this node")
+		}
+	}
+	for _, name := range slices.Sorted(maps.Keys(before)) {
+		if _, still := after[name]; !still {
+			add(false, "NodeAnswers", "Uneject", "node "+name+" answers this node again")
+		}
+	}
+	switch _, wasIsolated := was.Silences(); {
+	case isolated != "" && wasIsolated == "":
+		add(true, "NodeIsolated", "EjectNothing", isolated)
+	case isolated == "" && wasIsolated != "":
+		add(false, "NodeIsolated", "Eject", "other nodes' endpoints answer this node again")
+	}
+	a.events.publish(events)
+}
+
+// write writes the file.
+func (p *passiveHealth) write() error {
+	list, view := []savedEjection{}, p.View()
+	for _, at := range view.All() {
+		list = append(list, savedEjection{at, *view.Of(at)})
+	}
+	raw, err := json.Marshal(list)
+	if err != nil {
+		return err
+	}
+	return node.ReplaceFile(p.file, raw)
+}
+
+// ejections returns what is ejected, and marks the service ports that have an endpoint which wasn't, or isn't any more.
+func (a *Agent) ejections(p *plan.Plan) *health.Ejections {
+	if a.passive.Detector == nil {
+		return nil
+	}
+	h := &a.passive
+	h.mu.Lock()
+	changed := h.changed
+	h.changed = nil
+	view := h.View() // has what the changes are about
+	h.mu.Unlock()
+	if len(changed) == 0 || p == nil {
+		return view
+	}
+	is := make(map[health.Endpoint]bool, len(changed))
+	for _, at := range changed {
+		is[at] = true
+	}
+	for _, s := range p.Services {
+		for i := range s.Endpoints {
+			if is[health.Endpoint{Protocol: s.Port.Protocol, Address: s.Endpoints[i].Address}] {
+				a.dirty[s.Port.Key] = true
+				break
+			}
+		}
+	}
+	return view
+}
+
+// mayBeEjected yields the endpoints of the plan that may be.
+func (a *Agent) mayBeEjected() iter.Seq2[health.Endpoint, string] {
+	return func(yield func(health.Endpoint, string) bool) {
+		p := a.current.Load()
+		if p == nil {
+			return
+		}
+		for _, s := range p.Services {
+			for i := range s.Endpoints {
+				e := &s.Endpoints[i]
+				if s.MayBeEjected(e) && !yield(health.Endpoint{Protocol: s.Port.Protocol, Address: e.Address}, e.Node) {
+					return
+				}
+			}
+		}
+	}
+}
+
+// When clients are challenged whose connections conntrack has forgotten: more than once, as packets are lost, IPVS drops
+// the first one of a connection whose real server is gone, and Linux answers twice a second at most.
+var challenges = []time.Duration{0, 700 * time.Millisecond, 1500 * time.Millisecond, 3 * time.Second}
+
+// resetConnections ends the TCP connections to an endpoint that is gone. In the kernel, they are forgotten: the client's next
+// packet goes to an endpoint that knows nothing of the connection and resets it, or is refused where there is none. So
+// that clients needn't wait for the next time they would send, minutes later perhaps, they are challenged.
+func (a *Agent) resetConnections(at health.Endpoint) {
+	if a.hasEndpoint(at) { // for a service that is to be left alone
+		return
+	}
+	n := a.userspace.Reset(at.Address)
+	flows, err := a.conntrack.ListTo(at.Protocol, at.Address)
+	var forgotten []conntrack.Flow
+	if severer, ok := a.programmer.plane.(kernel.Severer); ok {
+		severer.Sever(at.Protocol, at.Address)
+	}
+	for _, f := range flows {
+		if f.Rewritten() && f.Open() && err == nil {
+			err = a.conntrack.Delete(f)
+			a.figures.forgot(&f)
+			forgotten = append(forgotten, f)
+		}
+	}
+	if err != nil {
+		a.log.Warn("connections to an endpoint that is gone can't be ended", "endpoint", at.Address, "error", err)
+	}
+	a.passive.mu.Lock()
+	a.passive.resets += uint64(n + len(forgotten))
+	a.passive.mu.Unlock()
+	for _, after := range challenges {
+		time.AfterFunc(after, func() {
+			for _, f := range forgotten {
+				if err := kernel.Challenge(f.OrigDst, f.OrigSrc); err != nil {
+					a.log.Debug("a client isn't told that its endpoint is gone before it sends", "error", err)
+					return
+				}
+			}
+		})
+	}
+}
+
+// hasEndpoint reports whether a service of the plan has an endpoint that is ready, or drains.
+func (a *Agent) hasEndpoint(at health.Endpoint) bool {
+	for _, s := range a.current.Load().Services {
+		if s.Port.Protocol == at.Protocol && slices.ContainsFunc(s.Endpoints, func(e plan.Endpoint) bool { return e.Address == at.Address && (e.Ready || e.Serving) }) {
+			return true
+		}
+	}
+	return false
 }

@@ -81,7 +81,7 @@ func (a *Agent) setUp(ctx context.Context) error {
 	}
 	select {
 	case <-ctx.Done():
-	case <-time.After(a.pause):
+	case <-time.After(a.options.Pause):
 	}
 	return a.openKernel(settings)
 }
@@ -111,7 +111,7 @@ func (a *Agent) openUserspace() error {
 	var c userspace.Config
 	c.Logger, c.Origin, c.Mark = a.log, a.conntrack, a.marks().Own()
 	c.TCPPort, c.UDPPort = uint16(a.cfg.ListenTCPPort), uint16(a.cfg.ListenUDPPort)
-	c.OnFirst, c.OnEnd, c.OnServing, c.Recorded = a.carried.first, a.recents.UserspaceEnded, func() { a.serves() }, a.recorded
+	c.OnFirst, c.OnEnd, c.OnServing, c.Recorded = a.carried.first, a.recents.UserspaceEnded, func() { a.serves() }, a.options.Recorded
 	c.OnAnswered, c.OnFailed, c.TimeExceeded = a.passive.userspaceAnswered, a.passive.userspaceFailed, kernel.TimeExceeded
 	a.userspace = userspace.New(c)
 	a.carried.enough, a.carried.counters, a.carried.kick = a.policy.OffloadMinConnections, a.userspace.Counters, a.kick

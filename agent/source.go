@@ -18,7 +18,7 @@ func (a *Agent) openSource() error {
 		a.source = file.New(file.Config{Paths: a.cfg.Manifests, Node: a.node, NodeAddresses: a.cfg.NodeAddresses(), Logger: a.log})
 		return nil
 	}
-	c := node.KubeConfig(&a.cfg, a.node, "kproxy/"+a.version, a.log)
+	c := node.KubeConfig(&a.cfg, a.node, "kproxy/"+a.options.Version, a.log)
 	c.StateMaxAge, c.WriteFile = a.cfg.StateMaxAge, node.ReplaceFile
 	if c.StateMaxAge > 0 {
 		c.StateFile = filepath.Join(a.cfg.StateDir, node.APIStateFile)
@@ -88,7 +88,7 @@ func (a *Agent) rereadOnSignal(ctx context.Context) error {
 		select {
 		case <-ctx.Done():
 			return nil
-		case <-a.reread:
+		case <-a.options.Reread:
 			a.log.Info("reading the services again")
 			a.source.Reread()
 		}

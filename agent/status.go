@@ -63,7 +63,7 @@ func (a *Agent) Summary() (st plan.Status, services []*plan.Service, row func(*p
 // is read for that, there is no plan.
 func (a *Agent) summary(now time.Time) (plan.Status, counters) {
 	st := plan.Status{
-		Version: a.version, Mode: a.policy.Mode, Node: a.node, UptimeSeconds: int64(now.Sub(a.started).Seconds()),
+		Version: a.options.Version, Mode: a.policy.Mode, Node: a.node, UptimeSeconds: int64(now.Sub(a.started).Seconds()),
 		Sources: []plan.SourceStatus{}, Capabilities: []plan.Capability{}, Services: []plan.ServiceStatus{},
 	}
 	if a.isSetUp.Load() {
@@ -197,7 +197,7 @@ func (a *Agent) Refused() []plan.Ended { return a.recents.Refused() }
 var errStarting = errors.New("kproxy is still starting")
 
 // Subscribe returns the events from now on.
-func (a *Agent) Subscribe() (<-chan plan.Event, func()) { return a.events.subscribe() }
+func (a *Agent) Subscribe() (<-chan plan.Event, func()) { return a.events.subscribe(eventBuffer) }
 
 // Pin keeps a service port in a data plane until PreferAuto.
 func (a *Agent) Pin(k service.Key, pref service.Preference) error {
@@ -384,5 +384,44 @@ func (a *Agent) NodeFigures() plan.NodeFigures {
 // SubscribeDeep is Subscribe for subscribers that keep events for others: it also keeps
 // up with the thousands that a start or a recall of everything makes at once.
 func (a *Agent) SubscribeDeep() (<-chan plan.Event, func()) {
-	return a.events.subscribeWith(deepEventBuffer)
+	return a.events.subscribe(deepEventBuffer)
+}
+
+// Drain has load balancers leave this node out, and moves new connections of all services that the kernel can serve
+// to it, or ends that. Connections that there are go on, and what only userspace serves is served.
+func (a *Agent) Drain(on bool) error {
+	if a.current.Load() == nil {
+		return errStarting
+	}
+	if err := a.orders.Take(func() error { return a.orders.Drained.Set(on) }); err != nil {
+		return err
+	}
+	a.log.Info("drained by kproxy drain", "on", on)
+	a.kick()
+	return nil
+}
+
+// Drained reports whether it is.
+func (a *Agent) Drained() bool { return a.isSetUp.Load() && a.orders.Drained.Since.Load() != nil }
+
+// drainStatus is nil if the node isn't drained; p is the current plan.
+func (a *Agent) drainStatus(p *plan.Plan) *plan.Drain {
+	since := a.orders.Drained.Since.Load()
+	if since == nil {
+		return nil
+	}
+	out := &plan.Drain{Since: *since}
+	kept := map[service.Key]bool{}
+	for _, s := range p.Services {
+		if s.DataPlane == plan.Userspace {
+			kept[s.Port.Key] = true
+			out.Kept = append(out.Kept, s.Port.Key.String())
+		}
+	}
+	for _, c := range a.userspace.Connections() {
+		if c.Protocol == service.TCP && (c.Started.Before(*since) || !kept[c.Service]) {
+			out.Left++
+		}
+	}
+	return out
 }

@@ -28,9 +28,9 @@ func TestSyncTimesAreBounded(t *testing.T) {
 
 func TestDeepSubscribersKeepUp(t *testing.T) {
 	var e events
-	deep, cancel := e.subscribeWith(deepEventBuffer)
+	deep, cancel := e.subscribe(deepEventBuffer)
 	defer cancel()
-	shallow, cancel := e.subscribe()
+	shallow, cancel := e.subscribe(eventBuffer)
 	defer cancel()
 	for range 5000 { // what a start with as many services publishes at once
 		e.publish([]plan.Event{{Kind: "dataplane"}})

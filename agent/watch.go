@@ -90,3 +90,28 @@ func (a *Agent) capsNow(now time.Time) plan.Caps {
 	c.Planes = a.driver.Abilities(a.source.Latest(), now)
 	return c
 }
+
+// policyNow is the policy with the host's networks as they were last seen.
+func (a *Agent) policyNow() plan.Policy {
+	p := a.policy
+	a.networks.Fill(&p)
+	switch {
+	case a.yielded.Load() != nil:
+		p.DrainedBy = "the stop of kproxy"
+	case a.orders.Drained.Since.Load() != nil:
+		p.DrainedBy = "kproxy drain"
+	}
+	return p
+}
+
+// logDetector logs how pods are told from other clients, when that changes.
+func (a *Agent) logDetector(old, p *plan.Plan) {
+	if old != nil && old.Policy.SameDetector(&p.Policy) {
+		return
+	}
+	if d := p.Policy.Detector(); d.Supported {
+		a.log.Info(d.Name, "pods", d.Reason)
+	} else {
+		a.log.Warn("no "+d.Name, "reason", d.Reason)
+	}
+}

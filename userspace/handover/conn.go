@@ -8,11 +8,13 @@ import (
 	"io"
 	"math"
 	"net"
+	"os"
 	"reflect"
 	"syscall"
 	"time"
 
 	"github.com/fxamacker/cbor/v2"
+	"golang.org/x/sys/unix"
 )
 
 // Conn is the connection between a kproxy and its successor: messages, each with descriptors. Each is
@@ -172,4 +174,24 @@ func CloseFiles(files []int) {
 	for _, fd := range files {
 		_ = syscall.Close(fd)
 	}
+}
+
+// ListenerFile returns a descriptor of l, which the caller closes. [net.TCPListener.File] would make the socket, which
+// both share, a blocking one.
+func ListenerFile(l net.Listener) (fd int, err error) {
+	raw, err := l.(syscall.Conn).SyscallConn()
+	if err != nil {
+		return -1, err
+	}
+	if ctrl := raw.Control(func(own uintptr) { fd, err = unix.FcntlInt(own, unix.F_DUPFD_CLOEXEC, 0) }); ctrl != nil {
+		return -1, ctrl
+	}
+	return fd, err
+}
+
+// FileListener returns the listener of a descriptor, which it takes over.
+func FileListener(fd int, name string) (net.Listener, error) {
+	f := os.NewFile(uintptr(fd), name)
+	defer f.Close()
+	return net.FileListener(f)
 }

@@ -7,8 +7,6 @@ import (
 	"runtime/metrics"
 	"sync"
 	"time"
-
-	"kproxy.dev/kproxy/plan"
 )
 
 // Between two collections the heap grows by what is alive (GOGC=100), which for
@@ -113,29 +111,4 @@ func readHeap() heap {
 	metrics.Read(m)
 	live, objects, free := m[0].Value.Uint64(), m[1].Value.Uint64(), m[2].Value.Uint64()
 	return heap{live: live, spare: max(objects, live) - live + free, taken: m[3].Value.Uint64()}
-}
-
-// policyNow is the policy with the host's networks as they were last seen.
-func (a *Agent) policyNow() plan.Policy {
-	p := a.policy
-	a.networks.Fill(&p)
-	switch {
-	case a.yielded.Load() != nil:
-		p.DrainedBy = "the stop of kproxy"
-	case a.orders.Drained.Since.Load() != nil:
-		p.DrainedBy = "kproxy drain"
-	}
-	return p
-}
-
-// logDetector logs how pods are told from other clients, when that changes.
-func (a *Agent) logDetector(old, p *plan.Plan) {
-	if old != nil && old.Policy.SameDetector(&p.Policy) {
-		return
-	}
-	if d := p.Policy.Detector(); d.Supported {
-		a.log.Info(d.Name, "pods", d.Reason)
-	} else {
-		a.log.Warn("no "+d.Name, "reason", d.Reason)
-	}
 }
