@@ -70,11 +70,9 @@ func NewAffinity(log *slog.Logger, plane kernel.AffinityKeeper, table func(servi
 // Move hands clients over when services move between userspace and the kernel, from old to p by d:
 // each keeps the endpoint it had. It runs before steering follows the plan, so a client's
 // next connection finds itself remembered. It is best effort: a client that isn't handed
-// over gets an endpoint like a new one.
-func (m *Affinity) Move(old, p *plan.Plan, d plan.Delta) { m.move(affinityJobOf(old, p, d)) }
-
-// move does the job, or goes on with it beside the pass if it takes long.
-func (m *Affinity) move(j affinityJob) {
+// over gets an endpoint like a new one. Where it takes long it goes on beside the pass.
+func (m *Affinity) Move(old, p *plan.Plan, d plan.Delta) {
+	j := affinityJobOf(old, p, d)
 	if len(j.is) == 0 {
 		return
 	}

@@ -102,11 +102,12 @@ func TestAffinityDoesntHoldUp(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := &Affinity{log: slog.New(slog.DiscardHandler), jobs: make(chan affinityJob)}
 		begun := time.Now()
-		m.move(affinityJob{}) // nothing moves
-		j := affinityJob{is: map[service.Key]*plan.Service{web: affine(plan.Userspace)}}
+		m.Move(nil, nil, plan.Delta{}) // nothing moves
+		old, p := &plan.Plan{}, &plan.Plan{}
+		d := plan.Delta{Changes: []plan.Change{{Was: affine(plan.IPVS), Is: affine(plan.Userspace)}}}
 		go func() { <-m.jobs }() // taken, and never done
-		m.move(j)
-		m.move(j) // not even taken
+		m.Move(old, p, d)
+		m.Move(old, p, d) // not even taken
 		if took := time.Since(begun); took != 2*affinityPatience {
 			t.Errorf("it took %s, want twice %s", took, affinityPatience)
 		}

@@ -47,9 +47,8 @@ type Ports struct {
 
 // wantedPorts is never modified.
 type wantedPorts struct {
-	ports []plan.HealthPort
-	// addresses are those of the node to listen on, by family; nil means all there are.
-	addresses [2][]netip.Addr
+	ports     []plan.HealthPort
+	addresses [2][]netip.Addr // to listen on, by family
 }
 
 // server answers at one address.
@@ -135,7 +134,7 @@ func (h *Ports) bring(ctx context.Context) bool {
 	want := map[netip.AddrPort]*plan.HealthPort{}
 	for i := range w.ports {
 		if p := &w.ports[i]; p.Problem == "" {
-			for _, a := range listenAddresses(w.addresses, p.Family) {
+			for _, a := range w.addresses[p.Family] {
 				want[netip.AddrPortFrom(a, p.Port)] = p
 			}
 		}
@@ -188,19 +187,7 @@ func (h *Ports) Inherit(names []handover.File, files []int) {
 			files[i] = -1
 		}
 	}
-	for _, fd := range files {
-		if fd >= 0 {
-			_ = unix.Close(fd)
-		}
-	}
-}
-
-// listenAddresses returns the addresses of family f, or the wildcard address where all are meant.
-func listenAddresses(addresses [2][]netip.Addr, f service.Family) []netip.Addr {
-	if addresses[f] == nil {
-		return []netip.Addr{[2]netip.Addr{service.IPv4: netip.IPv4Unspecified(), service.IPv6: netip.IPv6Unspecified()}[f]}
-	}
-	return addresses[f]
+	handover.CloseFiles(files)
 }
 
 func (h *Ports) start(ctx context.Context, at netip.AddrPort, p *plan.HealthPort) error {
@@ -279,8 +266,9 @@ func (h *Ports) report(ports []plan.HealthPort, errs map[*plan.HealthPort][]erro
 }
 
 // addressesOf returns the addresses of this node at which health-check node ports
-// answer, the same as node ports do; nil in a family for all there are.
-func addressesOf(p *plan.Policy) (out [2][]netip.Addr) {
+// answer, the same as node ports do; in a family the wildcard address for all there are.
+func addressesOf(p *plan.Policy) [2][]netip.Addr {
+	out := [2][]netip.Addr{service.IPv4: {netip.IPv4Unspecified()}, service.IPv6: {netip.IPv6Unspecified()}}
 	for _, f := range service.Families {
 		if within, limited := p.NodePortsWithin(f); limited {
 			out[f] = append([]netip.Addr{}, p.NodePortAddresses(f)...)
