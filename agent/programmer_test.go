@@ -121,9 +121,6 @@ func (e *expectations) Close()                                  {}
 func newModelHost(t *testing.T) *modelHost {
 	t.Helper()
 	host := kerneltest.NewHost()
-	c := steering.DefaultEnv(nil)
-	c.Runner, c.Rules, c.Sets, c.Variant = host, host.Rules, host.Sets(), kernel.VariantNFT()
-	b := iptables.New(c)
 	// The fast loop makes the redirect sets before it hands over a plan.
 	for _, s := range steering.EmptySets() {
 		if err := host.Sets().Create(s); err != nil {
@@ -132,8 +129,8 @@ func newModelHost(t *testing.T) *modelHost {
 	}
 	o := iptables.DefaultOptions()
 	o.TCPPort, o.UDPPort = 10244, 10244
-	m := &modelHost{host: host, backend: &gate{Backend: b}, watch: &expectations{}}
-	m.stack(&over{RulesetPlane: &iptables.Plane{Backend: b, Renderer: iptables.NewRenderer(o)}, backend: m.backend, Watch: m.watch})
+	m := &modelHost{host: host, backend: &gate{Backend: host.Rules(&kerneltest.Faults{})}, watch: &expectations{}}
+	m.stack(&over{RulesetPlane: &iptables.Plane{Renderer: iptables.NewRenderer(o)}, backend: m.backend, Watch: m.watch})
 	return m
 }
 
@@ -367,9 +364,7 @@ func TestProgrammerRepairs(t *testing.T) {
 	if err := m.pass(t.Context(), p); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := m.host.Run(t.Context(), []byte("*nat\n:KPROXY-DISPATCH - [0:0]\nCOMMIT\n"), "iptables-nft-restore", "--noflush"); err != nil {
-		t.Fatal(err)
-	}
+	m.host.Flush("nat", "KPROXY-DISPATCH")
 	m.damage(t)
 	if err := m.pass(t.Context(), p); err != nil {
 		t.Fatal(err)
@@ -487,9 +482,7 @@ func TestSteeringComesFirstAfterARestart(t *testing.T) {
 	now := kerneltest.Plan(plan.ModeIPTables, old.Services[0],
 		kerneltest.Service("b", service.TCP, kerneltest.Cluster("10.96.0.2:80"), kerneltest.Endpoints("10.2.0.3:8080")))
 	// Somebody has damaged that meanwhile, and b's new chain is refused.
-	if _, err := m.host.Run(t.Context(), []byte("*nat\n:KPROXY-PORTAL - [0:0]\nCOMMIT\n"), "iptables-nft-restore", "--noflush"); err != nil {
-		t.Fatal(err)
-	}
+	m.host.Flush("nat", "KPROXY-PORTAL")
 	m.backend.refuses = now.Services[1].Port.Key
 	if err := next.pass(t.Context(), now); err == nil {
 		t.Fatal("the pass succeeded although a service was refused")

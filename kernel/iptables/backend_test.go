@@ -3,6 +3,7 @@ package iptables_test
 import (
 	"context"
 	"fmt"
+	"strings"
 	"testing"
 	"time"
 
@@ -95,4 +96,41 @@ func TestApplyIsReadBackAsWanted(t *testing.T) {
 			}
 		})
 	}
+}
+
+// TestStartRunsFewPrograms: programs are most of what a start takes, so it runs a few for each family, whatever the number of rules and jumps.
+func TestStartRunsFewPrograms(t *testing.T) {
+	t.Parallel()
+	kerneltest.Namespace(t)
+	sets, err := kernel.OpenIPSets()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer sets.Close()
+	programs := &recorder{Runner: kernel.Exec{}}
+	c := steering.DefaultEnv(sets)
+	c.Runner = programs
+	c.Rules = func(v kernel.Variant, f service.Family) (steering.SingleRules, error) {
+		programs.ran = append(programs.ran, v.Program[f])
+		return steering.OpenSingleRules(v, f)
+	}
+	want := iptables.Render(everything(), options())
+	if applied, err := iptables.New(c).Apply(t.Context(), kernel.Diff(kernel.Ruleset{}, want)); err != nil || len(applied.Failed) > 0 {
+		t.Fatalf("Apply: %v, failed %v", err, applied.Failed)
+	}
+	// Chains, jumps, and the one at the end of FORWARD, for which go-iptables runs three.
+	if len(programs.ran) > 2*3 {
+		t.Errorf("%d programs ran:\n%s", len(programs.ran), strings.Join(programs.ran, "\n"))
+	}
+}
+
+// recorder is a Runner that keeps what was run.
+type recorder struct {
+	kernel.Runner
+	ran []string
+}
+
+func (r *recorder) Run(ctx context.Context, stdin []byte, program string, args ...string) ([]byte, error) {
+	r.ran = append(r.ran, program+" "+strings.Join(args, " "))
+	return r.Runner.Run(ctx, stdin, program, args...)
 }

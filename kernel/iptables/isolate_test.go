@@ -165,10 +165,13 @@ func (f full) Create(s kernel.Set) error {
 // made, its chains aren't, and everybody else's are.
 func TestServiceWithoutSetsFailsAlone(t *testing.T) {
 	t.Parallel()
-	h := kerneltest.NewHost()
-	c := steering.DefaultEnv(nil)
-	c.Runner, c.Rules, c.Sets = h, h.Rules, full{h.Sets(), "sticky-2"}
-	b := iptables.New(c)
+	kerneltest.Namespace(t)
+	sets, err := kernel.OpenIPSets()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer sets.Close()
+	b := iptables.New(steering.DefaultEnv(full{sets, "sticky-2"}))
 	var services []*plan.Service
 	for i := range 20 {
 		services = append(services, kerneltest.Service(fmt.Sprintf("sticky-%d", i), service.TCP, kerneltest.Cluster(fmt.Sprintf("10.96.0.%d:80", i+1)),

@@ -252,10 +252,14 @@ func BenchmarkWatch(b *testing.B) {
 func TestWatchWhileRulesChange(t *testing.T) {
 	t.Parallel()
 	kerneltest.Namespace(t)
-	h := kerneltest.NewHost()
-	reading := &hooked{Runner: h}
-	c := steering.DefaultEnv(nil)
-	c.Runner, c.Rules, c.Sets = reading, h.Rules, h.Sets()
+	sets, err := kernel.OpenIPSets()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer sets.Close()
+	reading := &hooked{Runner: kernel.Exec{}}
+	c := steering.DefaultEnv(sets)
+	c.Runner = reading
 	b := iptables.New(c)
 	w, err := iptables.NewWatch(b)
 	if err != nil {
@@ -278,9 +282,7 @@ func TestWatchWhileRulesChange(t *testing.T) {
 		{"-F KPROXY-POSTROUTING", "chain nat KPROXY-POSTROUTING was changed"},
 	} {
 		if damage.line != "" {
-			if _, err := h.Run(t.Context(), []byte("*nat\n"+damage.line+"\nCOMMIT\n"), "iptables-restore"); err != nil {
-				t.Fatal(err)
-			}
+			run(t, kernel.DefaultVariant().Program[0]+" -t nat "+damage.line)
 		}
 		reading.before = func() { change(3 + i) }
 		found, err := w.Check(t.Context())
@@ -295,10 +297,7 @@ func TestWatchWhileRulesChange(t *testing.T) {
 func TestWatchClosedAmidAChange(t *testing.T) {
 	t.Parallel()
 	kerneltest.Namespace(t)
-	h := kerneltest.NewHost()
-	c := steering.DefaultEnv(nil)
-	c.Runner, c.Rules, c.Sets = h, h.Rules, h.Sets()
-	b := iptables.New(c)
+	b, _ := newBackend(t, kernel.DefaultVariant())
 	w, err := iptables.NewWatch(b)
 	if err != nil {
 		t.Fatal(err)

@@ -37,7 +37,7 @@ var conformingModes = []plan.Mode{plan.ModeIPVS, plan.ModeAuto}
 func TestConformanceOfModel(t *testing.T) {
 	for _, mode := range conformingModes {
 		t.Run(string(mode), func(t *testing.T) {
-			kerneltest.Conformance(t, kerneltest.Mode{Mode: mode, Plane: plan.IPVS, Seeds: 60, Steps: 25, Render: render, Open: openModel})
+			kerneltest.Conformance(t, kerneltest.Mode{Mode: mode, Plane: plan.IPVS, Seeds: 60, Steps: 25, EveryCall: true, Render: render, Open: openModel})
 		})
 	}
 }
@@ -63,13 +63,10 @@ func foreignVirtuals() []kernel.Virtual {
 }
 
 func modelSystem(t *testing.T, h *kerneltest.Host, faults *kerneltest.Faults) kerneltest.System {
-	rules := steering.DefaultEnv(nil)
-	rules.Runner, rules.Rules, rules.Sets = faults.Runner(h), faults.Rules(h.Rules), faults.Sets(h.Sets())
-	c := ipvs.Config{
-		Sets: rules.Sets, Table: faults.Table(h.Table()), Link: faults.Link(h.Link()),
+	b := ipvs.New(ipvs.Config{
+		Rules: h.Rules(faults), Sets: faults.Sets(h.Sets()), Table: faults.Table(h.Table()), Link: faults.Link(h.Link()),
 		DrainTimeout: time.Hour, Now: h.Now,
-	}
-	b := newBackend(t, rules, c)
+	})
 	return kerneltest.System{
 		Backend: b,
 		Foreign: func(t *testing.T) string { return h.ForeignSets() + h.ForeignVirtuals() + h.ForeignLinks() },
@@ -89,14 +86,6 @@ func modelSystem(t *testing.T, h *kerneltest.Host, faults *kerneltest.Faults) ke
 		},
 		Host: h,
 	}
-}
-
-func newBackend(t *testing.T, rules *steering.Env, c ipvs.Config) *ipvs.Backend {
-	t.Helper()
-	below := iptables.New(rules)
-	c.Rules = below
-	b := ipvs.New(c)
-	return b
 }
 
 // openTable is the table of the namespace of the calling thread.
@@ -158,8 +147,8 @@ func kernelSystem(t *testing.T, table *ipvs.Netlink, faults *kerneltest.Faults) 
 	t.Cleanup(link.Close)
 	rules := steering.DefaultEnv(nil)
 	rules.Runner, rules.Rules, rules.Sets = faults.Runner(kernel.Exec{}), faults.Rules(steering.OpenSingleRules), faults.Sets(sets)
-	b := newBackend(t, rules, ipvs.Config{
-		Sets: rules.Sets, Table: faults.Table(table), Link: faults.Link(link), DrainTimeout: time.Hour,
+	b := ipvs.New(ipvs.Config{
+		Rules: iptables.New(rules), Sets: rules.Sets, Table: faults.Table(table), Link: faults.Link(link), DrainTimeout: time.Hour,
 	})
 	return kerneltest.System{
 		Backend: b,

@@ -11,6 +11,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"kproxy.dev/kproxy/kernel"
+	"kproxy.dev/kproxy/kernel/iptables"
 	"kproxy.dev/kproxy/kernel/ipvs"
 	"kproxy.dev/kproxy/kernel/kerneltest"
 	"kproxy.dev/kproxy/kernel/steering"
@@ -46,7 +47,7 @@ func wholeBackend(t *testing.T) (kernel.Backend, kernel.SetStore) {
 	t.Cleanup(sets.Close)
 	c := steering.DefaultEnv(nil)
 	c.Sets = sets
-	return newBackend(t, c, ipvs.Config{Sets: sets, Table: table, Link: link, DrainTimeout: time.Minute}), sets
+	return ipvs.New(ipvs.Config{Rules: iptables.New(c), Sets: sets, Table: table, Link: link, DrainTimeout: time.Minute}), sets
 }
 
 // scene is a network whose node has rules: host 1 is the client, hosts 2 and 3

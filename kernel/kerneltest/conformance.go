@@ -27,6 +27,7 @@ type Mode struct {
 	Open func(t *testing.T, faults *Faults) System
 	// Seeds is how many random walks to take; Steps how long each is.
 	Seeds, Steps int
+	EveryCall    bool // fails once by itself, which takes a kernel long
 }
 
 // System is a backend and the host it works on.
@@ -84,7 +85,9 @@ func Conformance(t *testing.T, m Mode) {
 	for seed := range m.Seeds {
 		run(fmt.Sprintf("walk %d with faults converges", seed), func(t *testing.T) { m.walk(t, uint64(seed)) })
 	}
-	run("a fault at any call is made up for", m.everyCall)
+	if m.EveryCall {
+		run("a fault at any call is made up for", m.everyCall)
+	}
 	run("drains", m.drains)
 	run("foreign real servers stay", m.foreignReals)
 	run("a foreign virtual server stays", m.foreignServer)

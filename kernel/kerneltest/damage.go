@@ -49,13 +49,11 @@ var damages = []struct {
 	{"empty the record of endpoints", emptySets(kernel.SetEndpoint), false},
 	{"empty the sets of masquerading", emptySets(kernel.SetMasqAll, kernel.SetMasqNet, kernel.SetMasqNode), false},
 	{"flush the rules", func(h *Host) {
-		for f := range service.Families {
-			for name, t := range h.tables[f] {
-				for c := range t {
-					t[c] = slices.DeleteFunc(slices.Clone(t[c]), func(r string) bool { return kernel.Own(c) || mentionsOwn(r) })
-				}
-				h.tables[f][name] = t
+		for f := range h.chains {
+			for i := range h.chains[f] {
+				h.chains[f][i].Rules = nil
 			}
+			h.jumps[f] = nil
 		}
 	}, false},
 }

@@ -1,13 +1,13 @@
 // Package kerneltest holds what the tests of every kernel data plane share:
 //
-//   - [Conformance], which each backend must pass on a model of the host and on
-//     the kernel: random walks with faults and deaths, drains, foreign objects,
-//     damage;
+//   - [Conformance], which each backend must pass on the kernel, and that of IPVS
+//     on a model of it as well: random walks with faults and deaths, drains, foreign
+//     objects, damage;
 //   - [Packets], which each data plane must pass with real packets;
 //   - [RulesMatchPlan], which simulates packets through what is rendered of
 //     random plans;
-//   - what these are made of: a model that stands in for the kernel ([Host]),
-//     faults to put in front of either ([Faults]), plans to render, and network
+//   - what these are made of: a model that stands in for the kernel where that
+//     has no IPVS ([Host]), faults to put in front of either ([Faults]), plans to render, and network
 //     namespaces to do it in ([Network]).
 //
 // It is for tests only.

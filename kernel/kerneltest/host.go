@@ -1,30 +1,23 @@
 package kerneltest
 
 import (
-	"bytes"
 	"context"
-	"fmt"
-	"maps"
 	"net/netip"
 	"slices"
-	"strconv"
-	"strings"
 	"sync"
 	"time"
 
 	"kproxy.dev/kproxy/kernel"
-	"kproxy.dev/kproxy/kernel/steering"
 	"kproxy.dev/kproxy/service"
 )
 
-// Host is a model of a host: iptables of both families, ipsets, virtual servers
-// and dummy links, in memory. It refuses what the kernel refuses: jumps to
-// chains that don't exist, sets that don't exist, deleting what is referred to,
-// targets in the wrong table, a real server without its virtual server.
-// It passes the same tests as the real thing and is safe for concurrent use.
+// Host is a model of a host: virtual servers, dummy links and ipsets, in memory. It refuses what the
+// kernel refuses, and passes the same tests. Chains and jumps it only keeps, for IPVS and the agent
+// to work with: that iptables takes them is tested on the kernel. It is safe for concurrent use.
 type Host struct {
 	mu         sync.Mutex
-	tables     [2]map[string]table // by name
+	chains     [2][]kernel.Chain
+	jumps      [2][]kernel.Jump
 	sets       map[string]*modelSet
 	virtuals   map[server]*modelVirtual
 	links      map[string]*modelDummy
@@ -36,31 +29,12 @@ type Host struct {
 	vacant     []string      // see [Host.Vacant]
 }
 
-// table holds the rules of each chain.
-type table map[string][]string
-
-var builtin = map[string][]string{
-	"nat":    {"PREROUTING", "INPUT", "OUTPUT", "POSTROUTING"},
-	"filter": {"INPUT", "FORWARD", "OUTPUT"},
-	"mangle": {"PREROUTING", "INPUT", "FORWARD", "OUTPUT", "POSTROUTING"},
-}
-
 // NewHost returns a host without rules or sets.
 func NewHost() *Host {
-	h := &Host{
+	return &Host{
 		sets: map[string]*modelSet{}, virtuals: map[server]*modelVirtual{}, links: map[string]*modelDummy{},
 		schedulers: defaultSchedulers,
 	}
-	for f := range service.Families {
-		h.tables[f] = map[string]table{}
-		for name, chains := range builtin {
-			h.tables[f][name] = table{}
-			for _, c := range chains {
-				h.tables[f][name][c] = nil
-			}
-		}
-	}
-	return h
 }
 
 // Advance lets time pass.
@@ -79,255 +53,102 @@ func (h *Host) Now() time.Time {
 
 func (h *Host) now() time.Time { return time.Now().Add(h.ahead) }
 
-// Run implements [kernel.Runner] for the -save and -restore of iptables, under
-// the names of every variant.
-func (h *Host) Run(ctx context.Context, stdin []byte, program string, args ...string) ([]byte, error) {
-	if err := ctx.Err(); err != nil {
-		return nil, err
+// Rules returns the [kernel.Backend] of the host's chains, jumps and sets. A family's chains are one call
+// that may fail, as are its jumps, and each set.
+func (h *Host) Rules(f *Faults) kernel.Backend { return modelRules{h, f, f.Sets(h.Sets())} }
+
+type modelRules struct {
+	host   *Host
+	faults *Faults
+	sets   kernel.SetStore
+}
+
+func (m modelRules) do(change func()) error {
+	return m.faults.program(func() error {
+		m.host.mu.Lock()
+		defer m.host.mu.Unlock()
+		change()
+		return nil
+	})
+}
+
+// Observe implements [kernel.Backend].
+func (m modelRules) Observe(context.Context) (out kernel.Ruleset, err error) {
+	for f := range service.Families {
+		if err := m.do(func() {
+			out.Chains[f], out.Jumps[f] = append(out.Chains[f], m.host.chains[f]...), append(out.Jumps[f], m.host.jumps[f]...)
+		}); err != nil {
+			return out, err
+		}
 	}
-	f := service.IPv4
-	if strings.HasPrefix(program, "ip6") {
-		f = service.IPv6
+	out.Sets, err = kernel.ReadSets(m.sets)
+	return out, err
+}
+
+// Apply implements [kernel.Backend].
+func (m modelRules) Apply(ctx context.Context, ops kernel.Ops) (a kernel.Applied, err error) {
+	if a.Entries, err = kernel.ApplySets(ctx, m.sets, kernel.SetOps{Create: ops.CreateSets, Add: ops.AddEntries}); err != nil {
+		return a, err
 	}
+	for f := range service.Families {
+		if err := m.write(f, ops, &a); err != nil {
+			return a, err
+		}
+	}
+	n, err := kernel.ApplySets(ctx, m.sets, kernel.SetOps{Del: ops.DelEntries})
+	if a.Entries += n; err != nil {
+		return a, err
+	}
+	for f := range service.Families {
+		if len(ops.DelChains[f]) == 0 {
+			continue
+		}
+		if err := m.do(func() { m.host.deleteChains(f, ops.DelChains[f]) }); err != nil {
+			return a, err
+		}
+		a.Chains += len(ops.DelChains[f])
+	}
+	return a, kernel.DestroySets(ctx, m.sets, ops.DestroySets, true)
+}
+
+// write writes a family's chains, then its jumps.
+func (m modelRules) write(f int, ops kernel.Ops, a *kernel.Applied) error {
+	if chains := ops.Chains[f]; len(chains) > 0 {
+		if err := m.do(func() {
+			m.host.deleteChains(f, chains)
+			for _, c := range chains {
+				m.host.chains[f] = append(m.host.chains[f], kernel.Chain{Table: c.Table, Name: c.Name, Rules: append([]string(nil), c.Text()...)})
+				a.Rules += c.Len()
+			}
+			slices.SortFunc(m.host.chains[f], kernel.CompareChains)
+		}); err != nil {
+			return err
+		}
+		a.Chains += len(chains)
+	}
+	if len(ops.AddJumps[f])+len(ops.DelJumps[f]) == 0 {
+		return nil
+	}
+	return m.do(func() {
+		m.host.jumps[f] = append(slices.DeleteFunc(m.host.jumps[f], func(j kernel.Jump) bool { return kernel.HasJump(ops.DelJumps[f], j) }), ops.AddJumps[f]...)
+	})
+}
+
+func (h *Host) deleteChains(f int, chains []kernel.Chain) {
+	h.chains[f] = slices.DeleteFunc(h.chains[f], func(c kernel.Chain) bool {
+		return slices.ContainsFunc(chains, func(o kernel.Chain) bool { return kernel.CompareChains(c, o) == 0 })
+	})
+}
+
+// Flush empties a chain of both families, as another program may.
+func (h *Host) Flush(table, name string) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	switch {
-	case strings.HasSuffix(program, "-save"):
-		return h.save(f), nil
-	case strings.HasSuffix(program, "-restore"):
-		if err := h.restore(f, stdin); err != nil {
-			err.Program, err.Args = program, args
-			return nil, err
-		}
-		return nil, nil
-	case slices.Equal(args, []string{"--version"}):
-		return []byte("iptables v1.8.9 (nf_tables)\n"), nil
-	}
-	return nil, &kernel.ExecError{Program: program, Args: args, Status: -1, Stderr: "not in PATH", Kind: kernel.ErrNoProgram}
-}
-
-func (h *Host) save(f service.Family) []byte {
-	var b bytes.Buffer
-	for _, name := range slices.Sorted(maps.Keys(h.tables[f])) {
-		t := h.tables[f][name]
-		fmt.Fprintf(&b, "*%s\n", name)
-		chains := slices.Sorted(maps.Keys(t))
-		for _, c := range chains {
-			policy := "-"
-			if slices.Contains(builtin[name], c) {
-				policy = "ACCEPT"
-			}
-			fmt.Fprintf(&b, ":%s %s [0:0]\n", c, policy)
-		}
-		for _, c := range chains {
-			for _, r := range t[c] {
-				fmt.Fprintf(&b, "-A %s %s\n", c, r)
-			}
-		}
-		b.WriteString("COMMIT\n")
-	}
-	return b.Bytes()
-}
-
-// restore carries out text; each table's part as a whole or not at all.
-func (h *Host) restore(f service.Family, text []byte) *kernel.ExecError {
-	name, scratch := "", table(nil)
-	for i, line := range strings.Split(strings.TrimSuffix(string(text), "\n"), "\n") {
-		var err error
-		switch {
-		case line == "" || strings.HasPrefix(line, "#"):
-		case strings.HasPrefix(line, "*"):
-			name = line[1:]
-			if h.tables[f][name] == nil {
-				err = fmt.Errorf("can't initialize table %q", name)
-			}
-			scratch = maps.Clone(h.tables[f][name])
-		case scratch == nil:
-			err = fmt.Errorf("no table specified")
-		case line == "COMMIT":
-			h.tables[f][name], scratch = scratch, nil
-		default:
-			err = h.change(f, name, scratch, line)
-		}
-		if err != nil {
-			return &kernel.ExecError{Status: 2, Stderr: err.Error(), Line: i + 1, Kind: kernel.ErrSyntax}
-		}
-	}
-	return nil
-}
-
-// change carries out one line on t.
-func (h *Host) change(f service.Family, name string, t table, line string) error {
-	word, rest, _ := strings.Cut(line, " ")
-	chain, rule, _ := strings.Cut(rest, " ")
-	if strings.HasPrefix(word, ":") {
-		return declare(name, t, word[1:])
-	}
-	_, exists := t[chain]
-	if !exists {
-		return fmt.Errorf("%s: no chain %q", line, chain)
-	}
-	switch word {
-	case "-A", "-I":
-		at := 1
-		if number, rest, _ := strings.Cut(rule, " "); word == "-I" {
-			if n, err := strconv.Atoi(number); err == nil {
-				at, rule = n, rest
-			}
-		}
-		if at < 1 || at > len(t[chain])+1 {
-			return fmt.Errorf("%s: index of insertion too big", line)
-		}
-		if err := h.valid(f, name, t, rule); err != nil {
-			return fmt.Errorf("%s: %w", line, err)
-		}
-		if word == "-A" {
-			t[chain] = append(slices.Clone(t[chain]), rule)
-		} else {
-			t[chain] = slices.Insert(slices.Clone(t[chain]), at-1, rule)
-		}
-	case "-D":
-		at := slices.Index(t[chain], rule)
-		if at < 0 {
-			return fmt.Errorf("%s: no such rule", line)
-		}
-		t[chain] = slices.Delete(slices.Clone(t[chain]), at, at+1)
-	case "-F":
-		t[chain] = nil
-	case "-X":
-		if len(t[chain]) > 0 || slices.Contains(builtin[name], chain) || refers(t, chain) {
-			return fmt.Errorf("%s: chain is in use", line)
-		}
-		delete(t, chain)
-	default:
-		return fmt.Errorf("unknown command %q", line)
-	}
-	return nil
-}
-
-// declare makes a chain, or empties it.
-func declare(name string, t table, chain string) error {
-	switch {
-	case len(chain) > kernel.MaxChainName:
-		return fmt.Errorf("chain name %q is too long", chain)
-	case !slices.Contains(builtin[name], chain):
-		t[chain] = nil
-	}
-	return nil
-}
-
-// tableTargets are the targets that only one table takes.
-var tableTargets = map[string]string{"DNAT": "nat", "MASQUERADE": "nat", "REJECT": "filter"}
-
-func (h *Host) valid(f service.Family, name string, t table, rule string) error {
-	words := strings.Fields(rule)
-	for i, w := range words[:max(0, len(words)-1)] {
-		arg := words[i+1]
-		switch w {
-		case "-j", "-g":
-			only, target := tableTargets[arg]
-			if target && only != name || arg == "DROP" && name == "nat" {
-				return fmt.Errorf("target %s isn't for table %s", arg, name)
-			}
-			if _, chain := t[arg]; kernel.Own(arg) && !chain {
-				return fmt.Errorf("no chain %q", arg)
-			}
-		case "--match-set", "--add-set":
-			s, ok := h.sets[arg]
-			if !ok {
-				return fmt.Errorf("no set %q", arg)
-			}
-			if s.Type != kernel.BitmapPort && s.Family != f {
-				return fmt.Errorf("set %q is of the other family", arg)
+	for f := range h.chains {
+		for i, c := range h.chains[f] {
+			if c.Table == table && c.Name == name {
+				h.chains[f][i].Rules = nil
 			}
 		}
 	}
-	return nil
-}
-
-// refers reports whether a rule of t leads to chain.
-func refers(t table, chain string) bool {
-	for _, rules := range t {
-		for _, r := range rules {
-			if mentions(r, "-j", chain) || mentions(r, "-g", chain) {
-				return true
-			}
-		}
-	}
-	return false
-}
-
-func mentions(rule, flag, arg string) bool {
-	return strings.Contains(" "+rule+" ", " "+flag+" "+arg+" ")
-}
-
-// Rules opens the rules of a family, whatever the variant.
-func (h *Host) Rules(_ kernel.Variant, f service.Family) (steering.SingleRules, error) {
-	return hostRules{h, f}, nil
-}
-
-// hostRules models coreos/go-iptables.
-type hostRules struct {
-	host   *Host
-	family service.Family
-}
-
-func (r hostRules) exists(table, chain string, rule []string) bool {
-	r.host.mu.Lock()
-	defer r.host.mu.Unlock()
-	return slices.Contains(r.host.tables[r.family][table][chain], join(rule))
-}
-
-// InsertUnique implements [steering.SingleRules].
-func (r hostRules) InsertUnique(table, chain string, position int, rule ...string) error {
-	if r.exists(table, chain, rule) {
-		return nil
-	}
-	return r.restore(table, fmt.Sprintf("-I %s %d %s", chain, position, join(rule)))
-}
-
-// AppendUnique implements [steering.SingleRules].
-func (r hostRules) AppendUnique(table, chain string, rule ...string) error {
-	if r.exists(table, chain, rule) {
-		return nil
-	}
-	return r.restore(table, "-A "+chain+" "+join(rule))
-}
-
-// DeleteIfExists implements [steering.SingleRules].
-func (r hostRules) DeleteIfExists(table, chain string, rule ...string) error {
-	if !r.exists(table, chain, rule) {
-		return nil
-	}
-	return r.restore(table, "-D "+chain+" "+join(rule))
-}
-
-// List implements [steering.SingleRules].
-func (r hostRules) List(table, chain string) ([]string, error) {
-	r.host.mu.Lock()
-	defer r.host.mu.Unlock()
-	out := []string{"-P " + chain + " ACCEPT"}
-	for _, rule := range r.host.tables[r.family][table][chain] {
-		out = append(out, "-A "+chain+" "+rule)
-	}
-	return out, nil
-}
-
-// ListWithCounters implements [steering.SingleRules]: a model carries no packets.
-func (r hostRules) ListWithCounters(string, string) ([]string, error) { return nil, nil }
-
-func (r hostRules) restore(table, line string) error {
-	_, err := r.host.Run(context.Background(), []byte("*"+table+"\n"+line+"\nCOMMIT\n"), kernel.DefaultVariant().Program[r.family]+"-restore")
-	return err
-}
-
-// join quotes words as iptables-save does.
-func join(spec []string) string {
-	out := slices.Clone(spec)
-	for i, w := range out {
-		if strings.ContainsAny(w, " :,./") && i > 0 && out[i-1] == "--comment" {
-			out[i] = `"` + w + `"`
-		}
-	}
-	return strings.Join(out, " ")
 }

@@ -6,7 +6,6 @@ import (
 	"maps"
 	"net/netip"
 	"slices"
-	"strings"
 
 	"golang.org/x/sys/unix"
 
@@ -128,18 +127,17 @@ func (h *Host) reachable(a netip.Addr) {
 	for k := range h.virtuals {
 		answers = answers || k.address.Addr() == a && h.recorded(k)
 	}
-	nat := h.tables[service.FamilyOf(a)]["nat"]
-	ruled := len(nat[kernel.Prefix+"VIRTUAL"]) > 0
-	for _, hook := range builtin["nat"] {
-		ruled = ruled && (hook == "INPUT" || slices.ContainsFunc(nat[hook], mentionsOwn))
+	f := service.FamilyOf(a)
+	ruled := slices.ContainsFunc(h.chains[f], func(c kernel.Chain) bool {
+		return c.Table == "nat" && c.Name == kernel.Prefix+"VIRTUAL" && len(c.Rules) > 0
+	})
+	for _, hook := range []string{"PREROUTING", "OUTPUT", "POSTROUTING"} {
+		ruled = ruled && slices.ContainsFunc(h.jumps[f], func(j kernel.Jump) bool { return j.Table == "nat" && j.From == hook })
 	}
 	if !answers || !ruled {
 		h.early = append(h.early, a)
 	}
 }
-
-// mentionsOwn reports whether a rule is about one of kproxy's chains.
-func mentionsOwn(rule string) bool { return strings.Contains(rule, kernel.Prefix) }
 
 // Early returns the service addresses that were put on kproxy's link before
 // everything was there that their packets need.

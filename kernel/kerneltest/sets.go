@@ -90,17 +90,6 @@ func (s *Sets) Destroy(name string) error {
 	if _, ok := s.host.sets[name]; !ok || !kernel.Own(name) {
 		return kernel.ErrNotFound
 	}
-	for _, tables := range s.host.tables {
-		for _, t := range tables {
-			for _, rules := range t {
-				for _, r := range rules {
-					if mentions(r, "--match-set", name) || mentions(r, "--add-set", name) {
-						return kernel.ErrBusy
-					}
-				}
-			}
-		}
-	}
 	delete(s.host.sets, name)
 	return nil
 }

@@ -2,6 +2,7 @@ package kerneltest
 
 import (
 	"errors"
+	"fmt"
 	"net/netip"
 	"slices"
 	"strings"
@@ -40,16 +41,9 @@ var none = []Fate{{To: "none"}}
 
 func simulate(t *testing.T, p *plan.Plan, r kernel.Ruleset, redirects []kernel.Set, f service.Family) *simulation {
 	t.Helper()
-	h := NewHost()
-	for _, c := range r.Chains[f] {
-		h.tables[f][c.Table][c.Name] = c.Text()
-	}
-	for _, j := range r.Jumps[f] {
-		h.tables[f][j.Table][j.From] = append(h.tables[f][j.Table][j.From], j.Rule)
-	}
 	sim := &simulation{t: t, rules: &r, plan: p, family: f, sets: map[string]kernel.AnySet{}}
 	var err error
-	if sim.tables, err = netfilter.Parse(f, string(h.save(f)), sim, sim); err != nil {
+	if sim.tables, err = netfilter.Parse(f, saved(r, f), sim, sim); err != nil {
 		t.Fatal(err)
 	}
 	add := func(s kernel.Set) {
@@ -68,6 +62,34 @@ func simulate(t *testing.T, p *plan.Plan, r kernel.Ruleset, redirects []kernel.S
 		add(s)
 	}
 	return sim
+}
+
+// saved returns what iptables-save prints where rules are all that there is.
+func saved(r kernel.Ruleset, f service.Family) string {
+	text := ""
+	for table, hooks := range map[string][]string{
+		"nat":    {"PREROUTING", "INPUT", "OUTPUT", "POSTROUTING"},
+		"filter": {"INPUT", "FORWARD", "OUTPUT"},
+		"mangle": {"PREROUTING", "INPUT", "FORWARD", "OUTPUT", "POSTROUTING"},
+	} {
+		text += "*" + table + "\n:" + strings.Join(hooks, " ACCEPT [0:0]\n:") + " ACCEPT [0:0]\n"
+		var rules strings.Builder
+		for _, j := range r.Jumps[f] {
+			if j.Table == table {
+				fmt.Fprintf(&rules, "-A %s %s\n", j.From, j.Rule)
+			}
+		}
+		for _, c := range r.Chains[f] {
+			if c.Table == table {
+				text += ":" + c.Name + " - [0:0]\n"
+				for _, rule := range c.Text() {
+					fmt.Fprintf(&rules, "-A %s %s\n", c.Name, rule)
+				}
+			}
+		}
+		text += rules.String() + "COMMIT\n"
+	}
+	return text
 }
 
 // ReadAny implements [netfilter.SetReader]. Every packet is in the sets that say

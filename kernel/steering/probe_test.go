@@ -56,7 +56,7 @@ func kernelOwn(s string) bool { return strings.Contains(s, kernel.Prefix) }
 
 // lacking is a host on which some rules are refused and some programs missing.
 type lacking struct {
-	*kerneltest.Host
+	kernel.Exec
 	refuses string // rules that contain this
 	without string // programs whose name contains this
 }
@@ -68,7 +68,7 @@ func (l lacking) Run(ctx context.Context, stdin []byte, program string, args ...
 	if l.refuses != "" && strings.Contains(string(stdin), l.refuses) {
 		return nil, &kernel.ExecError{Program: program, Status: 2, Stderr: "Couldn't load match", Line: 3, Kind: kernel.ErrSyntax}
 	}
-	return l.Host.Run(ctx, stdin, program, args...)
+	return l.Exec.Run(ctx, stdin, program, args...)
 }
 
 func TestProbeSaysWhatIsMissing(t *testing.T) {
@@ -99,10 +99,15 @@ func TestProbeSaysWhatIsMissing(t *testing.T) {
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
-			host := lacking{kerneltest.NewHost(), tt.refuses, tt.without}
+			kerneltest.Namespace(t)
+			sets, err := kernel.OpenIPSets()
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer sets.Close()
 			p := &steering.Prober{
-				Runner: host, Capabilities: tt.capabilities,
-				OpenSets: func() (kernel.SetStore, error) { return host.Sets(), nil },
+				Runner: lacking{refuses: tt.refuses, without: tt.without}, Capabilities: tt.capabilities,
+				OpenSets: func() (kernel.SetStore, error) { return sets, nil },
 			}
 			if p.Capabilities == nil {
 				p.Capabilities = admin
