@@ -5,7 +5,6 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/google/go-cmp/cmp"
 
@@ -146,30 +145,6 @@ func TestRendererRemembers(t *testing.T) {
 			}
 			last = p
 		}
-	}
-}
-
-// TestUserspaceModeHasNoFallback: only redirects, and what userspace needs.
-func TestUserspaceModeHasNoFallback(t *testing.T) {
-	t.Parallel()
-	s := kerneltest.Service("web", service.TCP, kerneltest.Cluster("10.96.0.1:80"), kerneltest.Endpoints("10.1.0.1:80"), kerneltest.Affinity(time.Hour), kerneltest.InUserspace)
-	s.Kernel = plan.None
-	p := kerneltest.Plan(plan.ModeUserspace, s)
-	r := iptables.Render(p, options())
-	for f := range service.Families {
-		for _, c := range r.Chains[f] {
-			for _, rule := range c.Rules {
-				listener := steering.ListenerAddress[f].String()
-				if strings.Contains(rule, "DNAT --to") && !strings.Contains(rule, listener) || strings.Contains(rule, "MASQUERADE") || strings.Contains(rule, "KPROXY-DISPATCH") {
-					t.Errorf("%s %s: %s", c.Table, c.Name, rule)
-				}
-			}
-		}
-	}
-	want := append(steering.EmptySetsOf(p), steering.PodNetworks(p, service.IPv4), steering.PodNetworks(p, service.IPv6))
-	slices.SortFunc(want, func(a, b kernel.Set) int { return strings.Compare(a.Name, b.Name) })
-	if diff := cmp.Diff(want, r.Sets); diff != "" {
-		t.Errorf("sets (-want +got):\n%s", diff)
 	}
 }
 

@@ -37,150 +37,6 @@ func onlyRender(services ...*plan.Service) kernel.Ruleset {
 	return ipvs.Render(planOf(services...), steering.DefaultOptions())
 }
 
-// entriesOf are the entries of r's sets of families and node ports, by name.
-func entriesOf(r kernel.Ruleset) map[string][]string {
-	out := map[string][]string{}
-	for _, s := range r.Sets {
-		if len(s.Entries) > 0 {
-			out[s.Name] = s.Entries
-		}
-	}
-	return out
-}
-
-func TestRenderServices(t *testing.T) {
-	local := func(f *plan.Frontend) { f.Local, f.Masquerade = true, plan.MasqueradeNodeLocal }
-	unlessPod := func(f *plan.Frontend) { f.Masquerade = plan.MasqueradeUnlessPod }
-	tests := []struct {
-		name    string
-		service *plan.Service
-		want    string              // text
-		sets    map[string][]string // but endpoints
-	}{
-		{"cluster address", kerneltest.Service("s", service.TCP, kerneltest.Cluster("10.96.0.1:80"), kerneltest.Cluster("[fd00::1]:80"), kerneltest.Endpoints("10.1.0.2:8080", "10.1.0.1:8080", "[fd01::1]:8080"), onIPVS), `
-TCP 10.96.0.1:80 rr
-  -> 10.1.0.1:8080 Masq 1
-  -> 10.1.0.2:8080 Masq 1
-TCP [fd00::1]:80 rr
-  -> [fd01::1]:8080 Masq 1
-kproxy0 inet 10.96.0.1/32
-kproxy0 inet6 fd00::1/128
-`, map[string][]string{}},
-		{"node port, on every address of its family", kerneltest.Service("s", service.UDP, kerneltest.NodePort(30053), kerneltest.Endpoints("10.1.0.1:53", "[fd01::1]:53"), onIPVS), `
-UDP 192.168.0.10:30053 rr
-  -> 10.1.0.1:53 Masq 1
-UDP 192.168.7.10:30053 rr
-  -> 10.1.0.1:53 Masq 1
-UDP [fd00:ffff::10]:30053 rr
-  -> [fd01::1]:53 Masq 1
-`, map[string][]string{"KPROXY-MASQ-ALL-NP-UDP-4": {"30053"}, "KPROXY-MASQ-ALL-NP-UDP-6": {"30053"}}},
-		{"node port of SCTP, which bitmaps don't know", kerneltest.Service("s", service.SCTP, kerneltest.NodePort(30007), kerneltest.Endpoints("10.1.0.1:7"), onIPVS), `
-SCTP 192.168.0.10:30007 rr
-  -> 10.1.0.1:7 Masq 1
-SCTP 192.168.7.10:30007 rr
-  -> 10.1.0.1:7 Masq 1
-`, map[string][]string{"KPROXY-MASQ-ALL-4": {"192.168.0.10,sctp:30007", "192.168.7.10,sctp:30007"}}},
-		{"no virtual server where an endpoint is", kerneltest.Service("s", service.TCP, kerneltest.NodePort(30080), kerneltest.Endpoints("192.168.0.10:30080", "10.1.0.1:80"), onIPVS), `
-TCP 192.168.7.10:30080 rr
-  -> 10.1.0.1:80 Masq 1
-  -> 192.168.0.10:30080 Masq 1
-`, map[string][]string{"KPROXY-MASQ-ALL-NP-TCP-4": {"30080"}}},
-		{"the node's own address, which stays on its link", kerneltest.Service("s", service.TCP, kerneltest.External("192.168.7.10:80"), kerneltest.Endpoints("10.1.0.1:80"), onIPVS), `
-TCP 192.168.7.10:80 rr
-  -> 10.1.0.1:80 Masq 1
-`, map[string][]string{"KPROXY-MASQ-ALL-4": {"192.168.7.10,tcp:80"}}},
-		{"local endpoints for some", kerneltest.Service("s", service.TCP, kerneltest.Cluster("10.96.0.1:80", unlessPod), kerneltest.LoadBalancer("192.0.2.1:80", local), kerneltest.NodePort(30080, local),
-			kerneltest.Endpoint("10.1.0.1:80", 1, true), kerneltest.Endpoint("10.1.0.2:80", 1, false), onIPVS), `
-TCP 10.96.0.1:80 rr
-  -> 10.1.0.1:80 Masq 1
-  -> 10.1.0.2:80 Masq 1
-TCP 192.0.2.1:80 rr
-  -> 10.1.0.1:80 Masq 1
-TCP 192.168.0.10:30080 rr
-  -> 10.1.0.1:80 Masq 1
-TCP 192.168.7.10:30080 rr
-  -> 10.1.0.1:80 Masq 1
-kproxy0 inet 10.96.0.1/32
-kproxy0 inet 192.0.2.1/32
-`, map[string][]string{"KPROXY-MASQ-NET-4": {"10.96.0.1,tcp:80"}, "KPROXY-MASQ-NODE-4": {"192.0.2.1,tcp:80"}, "KPROXY-MASQ-NODE-NP-TCP-4": {"30080"}}},
-		{"weights and affinity", kerneltest.Service("s", service.TCP, kerneltest.Algorithm(service.WeightedRoundRobin), kerneltest.Affinity(90*time.Minute+time.Millisecond), kerneltest.Cluster("10.96.0.1:80"),
-			kerneltest.Endpoint("10.1.0.1:80", 3, false), kerneltest.Endpoint("10.1.0.2:80", 0, false), onIPVS), `
-TCP 10.96.0.1:80 wrr persistent 5401
-  -> 10.1.0.1:80 Masq 3
-  -> 10.1.0.2:80 Masq 0
-kproxy0 inet 10.96.0.1/32
-`, map[string][]string{}},
-		{"hashes fall back", kerneltest.Service("s", service.TCP, kerneltest.Algorithm(service.Maglev), kerneltest.Affinity(time.Minute), kerneltest.Cluster("10.96.0.1:80"), kerneltest.Endpoints("10.1.0.1:80"), onIPVS), `
-TCP 10.96.0.1:80 mh (mh-fallback) persistent 60
-  -> 10.1.0.1:80 Masq 1
-kproxy0 inet 10.96.0.1/32
-`, map[string][]string{}},
-		{"an endpoint that isn't usable keeps its connections", kerneltest.Service("s", service.TCP, kerneltest.Cluster("10.96.0.1:80"), kerneltest.LoadBalancer("192.0.2.1:80", local),
-			kerneltest.Endpoint("10.1.0.1:80", 1, true), kerneltest.Unusable("10.1.0.2:80", true), kerneltest.Unusable("10.1.0.3:80", false), onIPVS), `
-TCP 10.96.0.1:80 rr
-  -> 10.1.0.1:80 Masq 1
-  -> 10.1.0.2:80 Masq 0
-  -> 10.1.0.3:80 Masq 0
-TCP 192.0.2.1:80 rr
-  -> 10.1.0.1:80 Masq 1
-  -> 10.1.0.2:80 Masq 0
-kproxy0 inet 10.96.0.1/32
-kproxy0 inet 192.0.2.1/32
-`, map[string][]string{"KPROXY-MASQ-NODE-4": {"192.0.2.1,tcp:80"}}},
-		{"but not one of UDP that doesn't serve", kerneltest.Service("s", service.UDP, kerneltest.Cluster("10.96.0.1:80"), kerneltest.Endpoints("10.1.0.1:80"), kerneltest.Unusable("10.1.0.2:80", true), onIPVS), `
-UDP 10.96.0.1:80 rr
-  -> 10.1.0.1:80 Masq 1
-kproxy0 inet 10.96.0.1/32
-`, map[string][]string{}},
-		{"also where all are so, and new connections are refused", kerneltest.Service("s", service.TCP, kerneltest.Cluster("10.96.0.1:80", func(f *plan.Frontend) { f.Verdict = plan.Reject }), kerneltest.Unusable("10.1.0.2:80", true), onIPVS), `
-TCP 10.96.0.1:80 rr
-  -> 10.1.0.2:80 Masq 0
-kproxy0 inet 10.96.0.1/32
-`, map[string][]string{}},
-		{"nothing without endpoints", kerneltest.Service("s", service.TCP, kerneltest.Cluster("10.96.0.1:80", func(f *plan.Frontend) { f.Verdict = plan.Reject }), onIPVS), "\n", map[string][]string{}},
-		{"nothing of iptables'", kerneltest.Service("s", service.TCP, kerneltest.Cluster("10.96.0.1:80"), kerneltest.Endpoints("10.1.0.1:80")), "\n", map[string][]string{}},
-	}
-	for _, tt := range tests {
-		t.Run(tt.name, func(t *testing.T) {
-			r := onlyRender(tt.service)
-			if diff := cmp.Diff(tt.want, "\n"+ipvs.Text(r)); diff != "" {
-				t.Errorf("virtual servers (-want +got):\n%s", diff)
-			}
-			got := entriesOf(r)
-			for name := range got {
-				if strings.HasPrefix(name, kernel.SetEndpoint) {
-					delete(got, name)
-				}
-			}
-			if diff := cmp.Diff(tt.sets, got); diff != "" {
-				t.Errorf("sets (-want +got):\n%s", diff)
-			}
-			for _, s := range r.Sets {
-				for _, e := range s.Entries {
-					if err := kerneltest.CheckEntry(s, e); err != nil {
-						t.Errorf("%s: %v", s.Name, err)
-					}
-				}
-			}
-		})
-	}
-}
-
-// TestEveryRealIsAnEndpoint: the record of who is kproxy's holds every real
-// server, those without weight as well.
-func TestEveryRealIsAnEndpoint(t *testing.T) {
-	r := onlyRender(
-		kerneltest.Service("a", service.TCP, kerneltest.Cluster("10.96.0.1:80"), kerneltest.Endpoint("10.1.0.2:80", 0, false), kerneltest.Unusable("10.1.0.3:80", false), kerneltest.Endpoints("10.1.0.1:80"), onIPVS),
-		kerneltest.Service("b", service.UDP, kerneltest.Cluster("[fd00::2]:80"), kerneltest.Endpoints("[fd01::1]:80"), onIPVS))
-	want := map[string][]string{
-		"KPROXY-ENDPOINT-4": {"10.1.0.1,tcp:80,10.1.0.1", "10.1.0.2,tcp:80,10.1.0.2", "10.1.0.3,tcp:80,10.1.0.3"},
-		"KPROXY-ENDPOINT-6": {"fd01::1,udp:80,fd01::1"},
-	}
-	if diff := cmp.Diff(want, entriesOf(r)); diff != "" {
-		t.Errorf("sets (-want +got):\n%s", diff)
-	}
-}
-
 // TestLookup: what a service address leads to, and whose it is, as `kproxy trace`
 // asks.
 func TestLookup(t *testing.T) {
@@ -216,25 +72,20 @@ func TestLookup(t *testing.T) {
 }
 
 // TestContestedPlace: a service's address that is the node's own may have the
-// number of another's node port; as in the rules of iptables, the address wins.
+// number of another's node port; as in the rules of iptables, the address wins. None is where
+// one of its endpoints is, or what is on its way there would come back.
 func TestContestedPlace(t *testing.T) {
 	r := onlyRender(
-		kerneltest.Service("a", service.TCP, kerneltest.NodePort(30080), kerneltest.Endpoints("10.1.0.1:80"), onIPVS),
-		kerneltest.Service("b", service.TCP, kerneltest.External("192.168.7.10:30080"), kerneltest.Endpoints("10.1.0.2:80"), onIPVS))
-	var owners []string
+		kerneltest.Service("a", service.TCP, kerneltest.NodePort(30080), kerneltest.Endpoints("10.1.0.1:80"), kerneltest.Affinity(90*time.Minute+time.Millisecond), onIPVS),
+		kerneltest.Service("b", service.TCP, kerneltest.External("192.168.7.10:30080"), kerneltest.Endpoints("10.1.0.2:80"), onIPVS),
+		kerneltest.Service("c", service.TCP, kerneltest.NodePort(30081), kerneltest.Endpoints("192.168.0.10:30081", "10.1.0.1:80"), onIPVS))
+	var got []string
 	for _, v := range r.Virtuals {
-		owners = append(owners, v.Owner.Name+" "+v.Address.String())
+		got = append(got, fmt.Sprint(v.Owner.Name, " ", v.Address, " persistent ", v.Persistence))
 	}
-	if diff := cmp.Diff([]string{"a 192.168.0.10:30080", "b 192.168.7.10:30080"}, owners); diff != "" {
+	want := []string{"a 192.168.0.10:30080 persistent 5401", "b 192.168.7.10:30080 persistent 0", "c 192.168.7.10:30081 persistent 0"}
+	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("virtual servers (-want +got):\n%s", diff)
-	}
-}
-
-func TestRenderIsEmptyWithoutIPVS(t *testing.T) {
-	for _, m := range []plan.Mode{plan.ModeUserspace, plan.ModeIPTables} {
-		if diff := cmp.Diff(kernel.Ruleset{}, ipvs.Render(kerneltest.Plan(m), steering.DefaultOptions())); diff != "" {
-			t.Errorf("mode %s (-want +got):\n%s", m, diff)
-		}
 	}
 }
 
@@ -281,28 +132,6 @@ func TestRendererRemembers(t *testing.T) {
 	before, after := r.Render(p, plan.Between(nil, p)), r.Render(q, plan.Between(p, q))
 	if changed := kernel.Diff(before, after).Virtuals; len(changed) != 1 {
 		t.Errorf("%d virtual servers have changed, want 1", len(changed))
-	}
-}
-
-// TestRulesDontGrow: rules are the same however many services there are.
-func TestRulesDontGrow(t *testing.T) {
-	none := ipvs.Render(planOf(), steering.DefaultOptions())
-	many := kerneltest.Many(100, 2)
-	for _, s := range many {
-		onIPVS(s)
-	}
-	if diff := cmp.Diff([2][2]any{{none.Chains, none.Jumps}}, [2][2]any{{onlyRender(many...).Chains, onlyRender(many...).Jumps}}); diff != "" {
-		t.Errorf("rules of no services and of 100 (-none +100):\n%s", diff)
-	}
-	for f := range service.Families {
-		for _, c := range none.Chains[f] {
-			if len(c.Rules) > 10 || len(c.Name) > kernel.MaxChainName || !kernel.Own(c.Name) {
-				t.Errorf("chain %s has %d rules", c.Name, len(c.Rules))
-			}
-		}
-	}
-	if !slices.IsSortedFunc(none.Sets, func(a, b kernel.Set) int { return strings.Compare(a.Name, b.Name) }) {
-		t.Errorf("sets aren't in order: %v", none.Sets)
 	}
 }
 

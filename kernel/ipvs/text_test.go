@@ -1,7 +1,6 @@
 package ipvs_test
 
 import (
-	"net/netip"
 	"os/exec"
 	"testing"
 
@@ -25,36 +24,6 @@ func manyKinds() kernel.Ruleset {
 		virtual(service.TCP, "10.96.0.1:8080", "10.1.0.1:8080"),
 		virtual(service.TCP, "[fd00:96::1]:80", "[fd01::1]:80"),
 		sticky, hashed, odd)
-}
-
-const manyKindsText = `
-TCP 10.96.0.1:8080 rr
-  -> 10.1.0.1:8080 Masq 1
-TCP 10.96.0.2:80 sh (sh-fallback)
-  -> 10.1.0.1:8080 Masq 1
-TCP 10.96.0.2:81 wlc (flag-3)
-TCP 10.96.0.10:80 rr
-  -> 10.1.0.9:8080 Masq 1
-  -> 10.1.0.10:8080 Masq 1
-UDP 10.96.0.1:53 rr
-  -> 10.1.0.1:53 Masq 1
-  -> 10.1.0.2:53 Masq 0
-SCTP 10.96.0.1:7 rr
-  -> 10.1.0.1:7 Masq 1
-TCP [fd00:96::1]:80 rr
-  -> [fd01::1]:80 Masq 1
-TCP [fd00:96::2]:443 mh (mh-fallback,mh-port) persistent 10800
-  -> [fd01::1]:8443 Masq 1
-  -> [fd01::2]:8443 Masq 1
-`
-
-func TestText(t *testing.T) {
-	r := manyKinds()
-	r.Addresses = []netip.Addr{netip.MustParseAddr("10.96.0.1"), netip.MustParseAddr("fd00:96::1")}
-	want := manyKindsText + "kproxy0 inet 10.96.0.1/32\nkproxy0 inet6 fd00:96::1/128\n"
-	if diff := cmp.Diff(want, "\n"+ipvs.Text(r)); diff != "" {
-		t.Errorf("Text (-want +got):\n%s", diff)
-	}
 }
 
 // TestTextIsIpvsadms: ipvsadm prints the same of what is in the kernel.
