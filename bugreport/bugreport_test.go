@@ -11,6 +11,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -167,6 +168,17 @@ func TestMask(t *testing.T) {
 		"metadata.name%3Dshop&x":         "metadata.name%3D" + m.name("shop") + "&x",
 		"10.9.9.9.example":               m.name("10.9.9.9.example"),
 		"":                               "",
+		// An address of IPv6 that is joined to a word, and a name that isn't.
+		"peer-fd00:1::2, x_fd00:1::2":  "peer-" + addr("fd00:1::2") + ", x_" + addr("fd00:1::2"),
+		"a.b-c-fd00:1::2.80 node-b:80": "a.b-c-" + addr("fd00:1::2") + ".80 node-b:80",
+		"billing-acme::1":              m.name("billing-acme") + "::1",
+		// Names of the reverse zones, whole and of networks.
+		"3.2.1.10.in-addr.arpa.":                                   reversed(addr("10.1.2.3")) + ".in-addr.arpa.",
+		"lb-3.2.1.10.IN-ADDR.ARPA":                                 "lb-" + reversed(addr("10.1.2.3")) + ".IN-ADDR.ARPA",
+		"2.1.10.in-addr.arpa":                                      strings.TrimPrefix(reversed(net24), "0.") + ".in-addr.arpa",
+		"999.in-addr.arpa in-addr.arpa":                            "999.in-addr.arpa in-addr.arpa",
+		"_x.0.1.0.0.0.0.d.f.ip6.arpa":                              "_x." + nibbles(m.prefix(netip.MustParseAddr("fd00:10::"), 32), 8) + "ip6.arpa",
+		nibbles(netip.MustParseAddr("fd00:1::2"), 32) + "ip6.arpa": nibbles(netip.MustParseAddr(addr("fd00:1::2")), 32) + "ip6.arpa",
 	} {
 		if got := string(m.apply([]byte(text))); got != want {
 			t.Errorf("%q:\n got %q\nwant %q", text, got, want)
@@ -191,6 +203,21 @@ func TestMask(t *testing.T) {
 	if got := addr("fe80::1"); !strings.HasPrefix(got, "fe80:") || got == "fe80::1" {
 		t.Errorf("fe80::1 became %s", got)
 	}
+}
+
+// reversed returns an address of IPv4 with its parts in reverse.
+func reversed(a string) string {
+	parts := strings.Split(a, ".")
+	slices.Reverse(parts)
+	return strings.Join(parts, ".")
+}
+
+// nibbles returns the first n digits of an address of IPv6 in reverse, with a dot after each.
+func nibbles(a netip.Addr, n int) (labels string) {
+	for _, digit := range strings.ReplaceAll(a.StringExpanded(), ":", "")[:n] {
+		labels = string(digit) + "." + labels
+	}
+	return labels
 }
 
 // delimiters stand around addresses and names in what programs print, in quoted strings and in URLs.

@@ -172,9 +172,36 @@ const addressAtMost = len("ffff:ffff:ffff:ffff:ffff:ffff:255.255.255.255:")
 // inWord is an address of IPv4 as part of a word: "ip-10.1.2.3".
 var inWord = regexp.MustCompile(`[1-9][0-9]{0,2}(?:\.[0-9]{1,3}){3}`)
 
+// reverseName is how DNS names an address or a network (RFC 1035, section 3.5; RFC 3596, section 2.5).
+var reverseName = regexp.MustCompile(`(?i)(?:((?:[0-9]{1,3}\.){1,4})in-addr|((?:[0-9a-f]\.){1,32})ip6)\.arpa`)
+
+// reversed replaces what labels stand for, the last one first, each of which has so many bits.
+func (m *Mask) reversed(labels string, bits int) string {
+	have, base := make([]byte, 4), 10
+	if bits == 4 {
+		have, base = make([]byte, 16), 16
+	}
+	parts := strings.Split(strings.TrimSuffix(labels, "."), ".")
+	slices.Reverse(parts)
+	for i, p := range parts {
+		v, err := strconv.ParseUint(p, base, bits)
+		if err != nil {
+			return labels
+		}
+		have[i*bits/8] |= byte(v << (8 - bits - i*bits%8))
+	}
+	a, _ := netip.AddrFromSlice(have)
+	masked := m.network(netip.PrefixFrom(a, bits*len(parts))).AsSlice()
+	for i := range parts {
+		parts[i] = strconv.FormatUint(uint64(masked[i*bits/8]>>(8-bits-i*bits%8))&(1<<bits-1), base)
+	}
+	slices.Reverse(parts)
+	return strings.Join(parts, ".") + "."
+}
+
 // word replaces what a text begins with, an address or a word, and returns how long that is.
 func (m *Mask) word(out, text []byte) ([]byte, int) {
-	n, size := 0, 0
+	n := 0
 	for n < len(text) && isWord(text[n]) {
 		n++
 	}
@@ -183,21 +210,15 @@ func (m *Mask) word(out, text []byte) ([]byte, int) {
 	if dots > 0 && m.names[name] { // it may begin with an address
 		return append(out, m.name(name)...), n
 	}
-	for size < min(len(text), addressAtMost) && (isHex(text[size]) || text[size] == ':' || text[size] == '.') {
-		size++
+	if at := reverseName.FindStringSubmatchIndex(name); at != nil && at[0] > 0 {
+		return m.replaceName(out, name[:at[0]]), at[0]
+	} else if at != nil && at[2] == 0 {
+		return append(out, m.reversed(name[:at[3]], 8)...), at[3]
+	} else if at != nil {
+		return append(out, m.reversed(name[:at[5]], 4)...), at[5]
 	}
-	for ; bytes.ContainsAny(text[:size], ":."); size = bytes.LastIndexAny(text[:size], ":.") { // a port may follow, or a domain
-		if a, err := netip.ParseAddr(string(text[:size])); err == nil {
-			if p, err := netip.ParsePrefix(string(text[:size+maskLength(text[size:])])); err == nil {
-				return append(out, m.network(p).String()...), size
-			}
-			return append(out, m.addr(a).String()...), size
-		}
-		if isMAC(text[:size]) {
-			sum := m.digest([]byte("mac "), bytes.ToLower(text[:size]))
-			sum[0] = 2 // locally administered
-			return append(out, net.HardwareAddr(sum[:6]).String()...), size
-		}
+	if masked, size := m.address(text); size > 0 {
+		return append(out, masked...), size
 	}
 	if n == 0 || text[0] == '-' { // of a flag, or a range
 		return append(out, text[0]), 1
@@ -207,7 +228,33 @@ func (m *Mask) word(out, text []byte) ([]byte, int) {
 			n = at[0]
 		}
 	}
+	if at := strings.LastIndexAny(name, "-_."); at >= 0 && n < len(text) && text[n] == ':' { // "peer-fd00::1"
+		if _, size := m.address(text[at+1:]); size > 0 {
+			n = at + 1
+		}
+	}
 	return m.replaceName(out, name[:n]), n
+}
+
+// address returns what the address is replaced by that a text begins with, and how long that is; 0 without one.
+func (m *Mask) address(text []byte) (masked string, size int) {
+	for size < min(len(text), addressAtMost) && (isHex(text[size]) || text[size] == ':' || text[size] == '.') {
+		size++
+	}
+	for ; bytes.ContainsAny(text[:size], ":."); size = bytes.LastIndexAny(text[:size], ":.") { // a port may follow, or a domain
+		if a, err := netip.ParseAddr(string(text[:size])); err == nil {
+			if p, err := netip.ParsePrefix(string(text[:size+maskLength(text[size:])])); err == nil {
+				return m.network(p).String(), size
+			}
+			return m.addr(a).String(), size
+		}
+		if isMAC(text[:size]) {
+			sum := m.digest([]byte("mac "), bytes.ToLower(text[:size]))
+			sum[0] = 2 // locally administered
+			return net.HardwareAddr(sum[:6]).String(), size
+		}
+	}
+	return "", 0
 }
 
 // maskLength returns how long the "/24" is that a text begins with; 0 without.
