@@ -20,15 +20,14 @@ func TestBugreport(t *testing.T) {
 	w.start()
 	w.pin("web", "line", service.PreferKernel)
 	w.hold(frontends(m)[0])
-	rules := "rules/iptables-nft-save.txt"
-	if mode == "nftables" {
+	rules, virtual := "rules/iptables-nft-save.txt", "" // as the kernel's file has virtual servers
+	switch mode {
+	case "nftables":
 		rules = "rules/nft.txt"
+	case "ipvs": // whose rules name sets only
+		rules, virtual = "rules/ipset.txt", "tcp  10.96.0.10:80 "
 	}
 
-	virtual := "" // as the kernel's file has it, in hex
-	if mode == "ipvs" {
-		virtual = "tcp  10.96.0.10:80 "
-	}
 	report := w.report(t)
 	for name, phrases := range map[string][]string{
 		"index.html":        {"mode " + string(mode) + ", alive", `<a href="` + rules + `">`},

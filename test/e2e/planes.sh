@@ -12,7 +12,7 @@ planes+="|UDPFlowsFollowChanges|UDPMovesBetweenDataPlanes|DeadEndpointOfUDP"
 # damage, clean-up, and what a dead endpoint and a takeover are to it,
 planes+="|DamageIsRepaired|CleanupLeavesWhatIsForeign|KernelRefusalCostsNoRequest|DeadEndpoint|Takeover"
 # and what is told of it.
-planes+="|TraceNamesFaults|MetricsOfTheKernel|RefusedClientsAreListed"
+planes+="|TraceNamesFaults|MetricsOfTheKernel|RefusedClientsAreListed|Bugreport"
 # Of what trace says, this is the same in every mode: ways of telling pods from others, masquerading and pods' links, and what stops
 # a packet before a service's own way begins or after it.
 same="^TestTraceFlows\$/./^(by-.*|on-bridge|detector-and-all|masquerade-all|unnumbered|bridged)\$"
