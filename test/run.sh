@@ -53,12 +53,12 @@ in_vm() {
 
 # end_to_end runs the tests with real packets whole in one mode, and in_iptables those whose subject is a data plane in another
 # one, with which mode userspace goes.
-end_to_end() { KPROXY_E2E_MODE=nftables tests end-to-end -count=1 -timeout=30m -skip='^TestChaos$' ./test/e2e; }
+end_to_end() { KPROXY_E2E_MODE=nftables tests end-to-end -count=1 -timeout=30m -skip="$elsewhere" ./test/e2e; }
 
 in_iptables() {
 	local planes same
 	. test/e2e/planes.sh
-	label=" (iptables)" KPROXY_E2E_MODE=iptables tests iptables -count=1 -timeout=30m -run="^Test($planes|IPTables.*)\$" -skip="$same" ./test/e2e
+	label=" (iptables)" KPROXY_E2E_MODE=iptables tests iptables -count=1 -timeout=30m -run="^Test($planes|IPTables.*|TakeoverBetweenReleases)\$" -skip="$same|$elsewhere" ./test/e2e
 }
 
 # in_chaos runs takeovers, kills, stops and flushes at random, beside others, as clients wait for most of their time. `make soak`
@@ -331,6 +331,11 @@ fi
 packages=$(go list ./... | grep -vE '/test/(e2e|vm)$') # which have stages of their own
 clients=$(go list -f '{{.ImportPath}} {{join .Deps " "}}' ./... | grep -F ' k8s.io/api/core/v1 ' | cut -d ' ' -f 1)
 raced=$(concurrent)
+elsewhere='^TestChaos$' # of the end-to-end tests
+if ! test/last.sh >/dev/null; then
+	elsewhere+='|^TestTakeoverBetweenReleases$'
+	echo "TestTakeoverBetweenReleases doesn't run: this clone lacks the last release's commit (git fetch --unshallow --tags)" >&2
+fi
 echo "every check and test: an hour on two slow processors, and more where the control plane" \
 	"of Kubernetes is still to be built" >&2
 # What takes minutes where it isn't kept from before is built in the time that tests wait;

@@ -140,13 +140,13 @@ func (w *world) holdsRules(variant string) {
 // for longer than it takes to change them.
 func (w *world) settled() {
 	w.Helper()
-	last, since := "", time.Now()
+	last, change, since := "", "", time.Now()
 	w.eventually(20*time.Second, "the rules to settle", func() error {
 		if now := w.everything(); now != last {
-			last, since = now, time.Now()
+			last, change, since = now, difference(last, now), time.Now()
 		}
 		if quiet := time.Since(since); quiet < lasting(time.Second) {
-			return fmt.Errorf("they changed %s ago", quiet)
+			return fmt.Errorf("they changed %s ago:\n%s", quiet, change)
 		}
 		return nil
 	})

@@ -16,6 +16,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"reflect"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"syscall"
@@ -32,7 +33,7 @@ import (
 // newcomer starts another kproxy like the one that runs, with further arguments.
 func (w *world) newcomer(args ...string) *lab.Process {
 	w.Helper()
-	next := &lab.Process{Namespace: w.net.Node, Path: binary, Env: w.proxy.Env, Args: append(w.proxy.Args[:len(w.proxy.Args):len(w.proxy.Args)], args...)}
+	next := &lab.Process{Namespace: w.net.Node, Path: w.binary, Env: w.proxy.Env, Args: append(w.proxy.Args[:len(w.proxy.Args):len(w.proxy.Args)], args...)}
 	w.Cleanup(func() {
 		if next.Running() {
 			w.must(next.Kill())
@@ -241,35 +242,77 @@ func (w *world) asking(url string) (stop func() error) {
 // TestTakeover: one kproxy takes over from another, again and again, and no client notices: streams are whole, sessions and
 // connections go on with their endpoints, none fails; services stay where they are, and counters go on.
 func TestTakeover(t *testing.T) {
-	w := newWorld(t)
-	takeovers(w)
+	takeovers(newWorld(t), slices.Repeat([]string{binary}, 5))
 }
 
 // TestTakeoverInModeUserspace is TestTakeover where nothing else serves meanwhile.
 func TestTakeoverInModeUserspace(t *testing.T) {
-	w := newWorld(t)
-	takeovers(w, "--mode", "userspace")
+	takeovers(newWorld(t), slices.Repeat([]string{binary}, 5), "--mode", "userspace")
 }
 
-func takeovers(w *world, args ...string) {
+// TestTakeoverBetweenReleases is TestTakeover from the last release's kproxy to today's, back, and again: each writes its own rules.
+func TestTakeoverBetweenReleases(t *testing.T) {
+	w := newWorld(t)
+	last := lastRelease(w)
+	takeovers(w, []string{last, binary, last, binary}, "--listen-tcp-port", "10270", "--listen-udp-port", "10271")
+}
+
+// lastRelease builds the kproxy that today's takes over from (test/last.sh).
+func lastRelease(w *world) (path string) {
 	w.Helper()
-	onlyUserspace := len(args) > 0
+	path = filepath.Join(w.dir, "last")
+	script := `commit=$(../last.sh) && mkdir "$0.tree" && git -C ../.. archive "$commit" | tar -x -C "$0.tree" &&
+		cd "$0.tree" && CGO_ENABLED=0 go build -buildvcs=false -trimpath -o "$0" ./cmd/kproxy`
+	out, err := exec.CommandContext(w.ctx, "bash", "-o", "pipefail", "-c", script, path).CombinedOutput()
+	if err != nil {
+		w.Fatalf("build the last release's kproxy: %v\n%s", err, out)
+	}
+	return path
+}
+
+// takeovers has each of some kproxys take over from the one before it.
+func takeovers(w *world, binaries []string, args ...string) {
+	w.Helper()
+	onlyUserspace := slices.Contains(args, "userspace")
 	web, kernel := newManifest("web", 10, w.net.Backends...), newManifest("kernel", 11, w.net.Backends...)
 	kernel.Affinity = time.Hour
 	kernel.Type, kernel.ExternalLocal, kernel.HealthCheckNodePort = "LoadBalancer", true, 32100
 	kernel.LoadBalancerIPs = []netip.Addr{netip.MustParseAddr("192.0.2.11")}
 	own := w.serveOn(w.net.Backends[0], "own", 12, echoHash)
-	for _, m := range []lab.Manifest{web, kernel, own} {
+	// UDP sessions stay with endpoints that nothing calls dead, as probes may on a busy machine.
+	calm := newManifest("calm", 13, w.net.Backends...).Annotate("kproxy.dev/health-check", "off")
+	calmKernel := newManifest("calm-kernel", 14, w.net.Backends...).Annotate("kproxy.dev/health-check", "off")
+	for _, m := range []lab.Manifest{web, kernel, own, calm, calmKernel} {
 		w.must(m.Write(w.manifests))
 	}
+	w.binary = binaries[0]
 	w.start(args...)
-	for _, port := range []string{"line", "datagram"} {
-		w.pin("web", port, service.PreferUserspace)
-		if !onlyUserspace {
-			w.pin("kernel", port, service.PreferKernel)
+	pinned := func() {
+		for _, port := range []string{"line", "datagram"} {
+			w.pin("web", port, service.PreferUserspace)
+			w.pin("calm", port, service.PreferUserspace)
+			if !onlyUserspace {
+				w.pin("kernel", port, service.PreferKernel)
+				w.pin("calm-kernel", port, service.PreferKernel)
+			}
 		}
+		w.pin("own", "own", service.PreferUserspace)
 	}
-	w.pin("own", "own", service.PreferUserspace)
+	pinned()
+	rules := map[string]string{} // of each when nothing goes on
+	for _, b := range slices.Backward(binaries) {
+		if rules[b] != "" {
+			continue
+		}
+		if b != w.binary {
+			w.stop()
+			w.binary, w.proxy.Path = b, b
+			w.startAgain()
+			pinned()
+		}
+		w.settled()
+		rules[b] = w.everything()
+	}
 	var held []*lab.Held
 	var streams []*stream
 	var traffic []*lab.Traffic
@@ -289,11 +332,26 @@ func takeovers(w *world, args ...string) {
 		w.asking("http://127.0.0.1:10256/livez"), w.asking("http://127.0.0.1:10249/proxyMode"), w.asking("http://127.0.0.1:32100/"),
 	}
 	keeps := w.ask(w.net.Client, "tcp", frontends(kernel)[0]).Backend
-	for range 4 {
+	var talkers []*talker
+	for _, at := range append(frontends(calm), frontends(calmKernel)...) {
+		talkers = append(talkers, w.talk(at))
+	}
+	origins := func() (all []string) {
+		for _, k := range talkers {
+			var a lab.Answer
+			w.eventually(10*time.Second, "an answer by UDP", func() (err error) {
+				a, err = k.ask(time.Second)
+				return err
+			})
+			all = append(all, fmt.Sprint(k.target, " by ", a.Backend, ", seen as ", a.Peer))
+		}
+		return all
+	}
+	for _, w.binary = range binaries[1:] {
 		for _, at := range frontends(own) {
 			streams = append(streams, w.halfClosed(at))
 		}
-		before, offloaded := w.service("web", "line"), w.service("kernel", "line")
+		before, offloaded, sessions := w.service("web", "line"), w.service("kernel", "line"), origins()
 		w.takeOver()
 		after := w.service("web", "line")
 		for _, c := range [][2]plan.Connections{{before.Connections, after.Connections}, {offloaded.Connections, w.service("kernel", "line").Connections}} {
@@ -318,6 +376,15 @@ func takeovers(w *world, args ...string) {
 		if got := w.ask(w.net.Client, "tcp", frontends(kernel)[0]).Backend; got != keeps {
 			w.Errorf("after a takeover a client of a service with affinity gets %s, and had %s", got, keeps)
 		}
+		if again := origins(); !slices.Equal(again, sessions) {
+			w.Errorf("after a takeover UDP sessions are %q, and were %q", again, sessions)
+		}
+		w.eventually(20*time.Second, "rules as after a fresh start", func() error {
+			if diff := difference(rules[w.binary], w.everything()); diff != "" {
+				return errors.New(diff)
+			}
+			return nil
+		})
 		for _, e := range after.Endpoints {
 			if e.Health != before.Endpoints[0].Health {
 				w.Errorf("after a takeover an endpoint is %s, before they were %s", e.Health, before.Endpoints[0].Health)

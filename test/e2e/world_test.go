@@ -57,7 +57,8 @@ type world struct {
 	manifests string
 	cluster   *cluster       // where services come from instead; may be nil
 	plane     plan.DataPlane // where the service of this test goes when it is offloaded
-	env       []string       // of kproxy, besides this process's
+	binary    string         // the kproxy that is started next
+	env       []string       // of it, besides this process's
 	proxy     *lab.Process
 	client    *web.Client
 }
@@ -88,7 +89,7 @@ func buildWorld(t *testing.T, change func(*lab.Config)) *world {
 	cfg.Prefix = fmt.Sprintf("kpe-%d-%d", os.Getpid(), worlds.Add(1))
 	cfg.Clients = 3
 	change(&cfg)
-	w := &world{T: t, ctx: ctx, net: lab.New(cfg), dir: t.TempDir(), plane: kernelPlane}
+	w := &world{T: t, ctx: ctx, net: lab.New(cfg), dir: t.TempDir(), plane: kernelPlane, binary: binary}
 	w.manifests = filepath.Join(w.dir, "manifests")
 	w.must(os.Mkdir(w.manifests, 0o755))
 	w.must(w.net.Up(ctx))
@@ -126,7 +127,7 @@ func (w *world) configure(args ...string) {
 		from = []string{"--master", "http://" + w.cluster.address}
 	}
 	w.proxy = &lab.Process{
-		Namespace: w.net.Node, Path: binary, Env: w.env,
+		Namespace: w.net.Node, Path: w.binary, Env: w.env,
 		Args: slices.Concat([]string{"run"}, from, []string{
 			"--mode", string(mode), "--socket", socket,
 			"--state-dir", filepath.Join(w.dir, "state"), "--hostname-override", "node", "--v", "debug",
