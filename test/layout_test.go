@@ -73,7 +73,7 @@ var layout = []row{
 	{folder: "lab/load", imports: "plan web lab lab/report", third: "golang.org/x/sys"},
 	{folder: "lab/compare", imports: "service plan conntrack lab lab/report lab/load"},
 	{folder: "cmd/kproxy/screen", imports: "plan", third: "github.com/charmbracelet/x/ansi", pure: true},
-	{folder: "cmd/kproxy/screen/terminal", imports: "cmd/kproxy/screen", third: "charm.land/bubbletea golang.org/x/sys golang.org/x/term"},
+	{folder: "cmd/kproxy/screen/terminal", third: "charm.land/bubbletea golang.org/x/sys golang.org/x/term"},
 	{folder: "cmd/kproxy", imports: "*", third: "github.com/urfave/cli github.com/prometheus/client_golang golang.org/x/sync golang.org/x/sys golang.org/x/term sigs.k8s.io/yaml"},
 }
 

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"kproxy.dev/kproxy/cmd/kproxy/screen"
+	"kproxy.dev/kproxy/cmd/kproxy/screen/terminal"
 )
 
 // guide leads through steps beside a screen: it waits for what the step that is shown told the user
@@ -60,7 +61,7 @@ func (g *guide) answer(step int, text string) {
 }
 
 // run looks at the step that m shows until ctx ends.
-func (g *guide) run(ctx context.Context, m *screen.Model, s *liveScreen) {
+func (g *guide) run(ctx context.Context, m *screen.Model, s *terminal.Screen) {
 	begun, done := map[int]time.Time{}, map[int]bool{}
 	was := 0 // the step that was shown
 	for {
@@ -73,7 +74,7 @@ func (g *guide) run(ctx context.Context, m *screen.Model, s *liveScreen) {
 		case <-time.After(checkEvery):
 		}
 		at, state := 0, screen.StepState{}
-		if !s.apply(func() { at, state = m.Guided() }) {
+		if !s.Do(func() { at, state = m.Guided() }) {
 			return
 		}
 		for ; was < at; was++ {
@@ -92,7 +93,7 @@ func (g *guide) run(ctx context.Context, m *screen.Model, s *liveScreen) {
 			if step.setup != nil {
 				if err := step.setup(ctx); err != nil {
 					step.check = nil
-					s.apply(func() { m.Guide(at, screen.StepState{Said: fmt.Sprintf("this step can't begin: %v", err)}) })
+					s.Do(func() { m.Guide(at, screen.StepState{Said: fmt.Sprintf("this step can't begin: %v", err)}) })
 					continue
 				}
 			}
@@ -108,6 +109,6 @@ func (g *guide) run(ctx context.Context, m *screen.Model, s *liveScreen) {
 		}
 		cancel()
 		done[at] = state.Done
-		s.apply(func() { m.Guide(at, state) })
+		s.Do(func() { m.Guide(at, state) })
 	}
 }

@@ -31,45 +31,22 @@ func canDraw(out io.Writer) bool {
 
 // model is a screen's content.
 type model[T any] interface {
+	terminal.Model
 	Update(T, time.Time)
 	Fail(error, time.Time)
-	Key(screen.Key, time.Time) (quit bool)
-	Render(now time.Time, width, height int) []string
-}
-
-// liveScreen changes a model while a terminal shows it.
-type liveScreen struct {
-	updates chan func()
-	ctx     context.Context // ends with the screen
-}
-
-// apply has the screen call f, and waits until it has; it returns false if the screen is left first.
-func (s *liveScreen) apply(f func()) bool {
-	done := make(chan struct{})
-	select {
-	case s.updates <- func() { f(); close(done) }:
-	case <-s.ctx.Done():
-		return false
-	}
-	select {
-	case <-done:
-		return true
-	case <-s.ctx.Done():
-		return false
-	}
 }
 
 // watchOnScreen draws m on the terminal until the user leaves, and asks for what it shows
 // every second, whether or not kproxy is there. Beside, it has the others change m.
-func watchOnScreen[T any](ctx context.Context, m model[T], ask func(context.Context) (T, error), others ...func(context.Context, *liveScreen)) error {
+func watchOnScreen[T any](ctx context.Context, m model[T], ask func(context.Context) (T, error), others ...func(context.Context, *terminal.Screen)) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	s := &liveScreen{updates: make(chan func()), ctx: ctx}
+	s := terminal.New(os.Stdin, os.Stdout, m)
 	var feeds sync.WaitGroup
 	feeds.Go(func() {
 		for again := true; again; again = sleep(ctx, watchEvery) {
 			answer, err := ask(ctx)
-			s.apply(func() {
+			s.Do(func() {
 				if err != nil {
 					m.Fail(err, time.Now())
 				} else {
@@ -81,12 +58,7 @@ func watchOnScreen[T any](ctx context.Context, m model[T], ask func(context.Cont
 	for _, feed := range others {
 		feeds.Go(func() { feed(ctx, s) })
 	}
-	t := terminal.Screen{
-		In: os.Stdin, Out: os.Stdout, Updates: s.updates,
-		Draw: func(w, h int) []string { return m.Render(time.Now(), w, h) },
-		Key:  func(k screen.Key) bool { return m.Key(k, time.Now()) },
-	}
-	err := t.Run(ctx)
+	err := s.Run(ctx)
 	cancel()
 	feeds.Wait()
 	return err
@@ -111,13 +83,13 @@ func watchStatus(ctx context.Context, client *web.Client, c screen.Config, first
 	if first.Version != "" {
 		m.Update(first, time.Now())
 	}
-	events := func(ctx context.Context, s *liveScreen) {
+	events := func(ctx context.Context, s *terminal.Screen) {
 		for again := true; again; again = sleep(ctx, watchEvery) {
 			// The status shows why the events ended.
-			_ = client.Events(ctx, func() error { return nil }, func(e plan.Event) { s.apply(func() { m.Event(e) }) })
+			_ = client.Events(ctx, func() error { return nil }, func(e plan.Event) { s.Do(func() { m.Event(e) }) })
 		}
 	}
-	others := []func(context.Context, *liveScreen){events, func(ctx context.Context, s *liveScreen) { fillPages(ctx, client, m, s) }, func(ctx context.Context, s *liveScreen) {
+	others := []func(context.Context, *terminal.Screen){events, func(ctx context.Context, s *terminal.Screen) { fillPages(ctx, client, m, s) }, func(ctx context.Context, s *terminal.Screen) {
 		for {
 			select {
 			case <-ctx.Done():
@@ -129,24 +101,24 @@ func watchStatus(ctx context.Context, client *web.Client, c screen.Config, first
 				} else if len(res.Pinned) > 0 {
 					said = fmt.Sprintf("%s: %s", strings.Join(res.Pinned, ", "), req.Preference)
 				}
-				s.apply(func() { m.Say(said) })
+				s.Do(func() { m.Say(said) })
 			}
 		}
 	}}
 	if g != nil {
-		others = append(others, func(ctx context.Context, s *liveScreen) { g.run(ctx, m, s) })
+		others = append(others, func(ctx context.Context, s *terminal.Screen) { g.run(ctx, m, s) })
 	}
 	return watchOnScreen(ctx, m, status, others...)
 }
 
 // fillPages looks up what the page that is open has besides its status.
-func fillPages(ctx context.Context, client *web.Client, m *screen.Model, live *liveScreen) {
+func fillPages(ctx context.Context, client *web.Client, m *screen.Model, live *terminal.Screen) {
 	var asked time.Time
 	was := ""
 	for ; ; sleep(ctx, watchEvery/5) {
 		var s plan.ServiceStatus
 		var wantTrace, open bool
-		if !live.apply(func() { s, wantTrace, open = m.Open() }) {
+		if !live.Do(func() { s, wantTrace, open = m.Open() }) {
 			return
 		}
 		if title := s.Title(); title != was {
@@ -164,7 +136,7 @@ func fillPages(ctx context.Context, client *web.Client, m *screen.Model, live *l
 		if wantTrace {
 			p.Trace = traceLines(ctx, client, &s, p.TraceFrom())
 		}
-		live.apply(func() { m.Fill(&s, p) })
+		live.Do(func() { m.Fill(&s, p) })
 	}
 }
 

@@ -7,6 +7,8 @@ import (
 	"strings"
 	"time"
 
+	"github.com/charmbracelet/x/ansi"
+
 	"kproxy.dev/kproxy/plan"
 )
 
@@ -33,10 +35,9 @@ func SortConnections(rows []plan.ConnectionStatus, by string) {
 // their contents want. With a width that isn't 0, names of services are cut to
 // fit in it. wide adds the address that the client used.
 func ConnectionTable(rows []plan.ConnectionStatus, wide bool, width int, t Theme) []string {
-	g := t.glyphs()
 	var out []string
-	for _, l := range connectionLines(rows, wide, width, g) {
-		out = append(out, l.encode(t.Colour))
+	for _, l := range connectionLines(rows, wide, width, t.glyphs()) {
+		out = append(out, t.encode(l))
 	}
 	return out
 }
@@ -54,7 +55,7 @@ func connectionLines(rows []plan.ConnectionStatus, wide bool, width int, g *glyp
 	for i := range table {
 		c := &table[i]
 		for _, r := range cells {
-			c.width = max(c.width, columns(r[i]))
+			c.width = max(c.width, ansi.StringWidth(r[i]))
 		}
 		c.right = i >= len(table)-3
 		total += c.width
@@ -134,19 +135,20 @@ func (c *Connections) Update(rows []plan.ConnectionStatus, _ time.Time) {
 }
 
 func (c *Connections) arrange() {
-	c.shown = c.shown[:0:0]
+	c.shown = nil
 	for i := range c.all {
 		r := &c.all[i]
 		if c.keys.filter == "" || c.keys.matches(strings.ToLower(strings.Join(append(connectionCells(r, true), r.Protocol), " "))) {
 			c.shown = append(c.shown, *r)
 		}
 	}
+	c.keys.rows = len(c.shown)
 	SortConnections(c.shown, ConnectionOrders[c.by])
 }
 
 // Key takes in a key; it returns true when the user wants to leave.
-func (c *Connections) Key(k Key, _ time.Time) (quit bool) {
-	quit, filtered := c.keys.press(k, len(c.shown))
+func (c *Connections) Key(k string, _ time.Time) (quit bool) {
+	quit, filtered := c.keys.press(k, &c.keys.top)
 	c.keys.help = false // there is none
 	if quit || filtered {
 		c.arrange()
@@ -174,7 +176,7 @@ func (c *Connections) Render(now time.Time, width, height int) []string {
 		return nil
 	}
 	g := c.theme.glyphs()
-	lines := []line{styled(bold, ConnectionSummary(c.shown)).with(dim, "  "+now.Format("15:04:05"))}
+	lines := []line{styled(bold, ConnectionSummary(c.shown)) + styled(dim, "  "+now.Format("15:04:05"))}
 	if c.gone != "" {
 		lines = append(lines, paragraph(bad, fmt.Sprintf("%s For %s kproxy hasn't answered: ", g.dead, Age(now.Sub(c.since))), c.gone, width)...)
 	}
@@ -195,5 +197,5 @@ func (c *Connections) footer(shown, width int) line {
 		position = fmt.Sprintf("%d-%d of %d", c.keys.top+1, c.keys.top+shown, len(c.shown))
 	}
 	items := append([]line{styled(inverse, " q quit "), text(position)}, c.keys.flags()...)
-	return flow(append(items, text("/ filter"), text("s sort: "+ConnectionOrders[c.by]), text("p pause"), text("w wide"), text("arrows scroll")), width)
+	return flow(append(items, "/ filter", text("s sort: "+ConnectionOrders[c.by]), "p pause", "w wide", "arrows scroll"), width)
 }

@@ -4,7 +4,7 @@
 // It is pure. A [Model] takes in what happens (a status, an event, a key) and
 // [Model.Render] gives the lines for a screen of a given size at a given time,
 // none of them wider and not more of them than that. Who reads the keyboard and
-// writes to the terminal is package view/terminal.
+// writes to the terminal is package cmd/kproxy/screen/terminal.
 //
 // What matters is never said by colour alone: it has a shape or a word as well.
 //

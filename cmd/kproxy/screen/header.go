@@ -5,6 +5,8 @@ import (
 	"strings"
 	"time"
 
+	"github.com/charmbracelet/x/ansi"
+
 	"kproxy.dev/kproxy/plan"
 )
 
@@ -13,12 +15,12 @@ func (m *Model) header(now time.Time, width int) []line {
 	g := m.theme.glyphs()
 	if m.received.IsZero() {
 		if m.gone == "" {
-			return []line{styled(bold, "kproxy").with(plain, " is asked for its status")}
+			return []line{styled(bold, "kproxy") + " is asked for its status"}
 		}
 		return paragraph(bad, g.dead+" kproxy doesn't answer: ", m.gone, width)
 	}
 	st := &m.status
-	who := styled(bold, "kproxy "+st.Version).with(plain, " on "+st.Node)
+	who := styled(bold, "kproxy "+st.Version) + text(" on "+st.Node)
 	alive := styled(good, g.alive+" alive")
 	if !st.Alive {
 		alive = styled(bad, g.dead+" "+st.Health())
@@ -42,7 +44,7 @@ func (m *Model) header(now time.Time, width int) []line {
 	}
 	for _, r := range Remarks(st) {
 		first, _, _ := strings.Cut(r.Text, "\n")
-		out = append(out, styled(bad, r.Label).with(plain, first))
+		out = append(out, styled(bad, r.Label)+text(first))
 	}
 	return append(fit(out, min(len(out), 6)), m.verdict(width), m.totals(width))
 }
@@ -90,14 +92,10 @@ func DrainTitle(d *plan.Drain) string {
 }
 
 // paragraph is a marked start and the rest of a message, in up to three lines.
-func paragraph(st style, start, rest string, width int) []line {
-	var out []line
-	for i, part := range Wrap(start+rest, width, 3) {
-		if i == 0 && len(part) > len(start) {
-			out = append(out, styled(st, start).with(plain, strings.TrimPrefix(part, clean(start))))
-		} else {
-			out = append(out, text(part))
-		}
+func paragraph(look ansi.Style, start, rest string, width int) []line {
+	out := Wrap(line(start+rest), width, 3)
+	if first, ok := strings.CutPrefix(string(out[0]), start); ok {
+		out[0] = styled(look, start) + line(first)
 	}
 	return out
 }
@@ -111,7 +109,7 @@ func (m *Model) verdict(width int) line {
 	var items []line
 	tallies := plan.Summarize(counts)
 	for i, t := range tallies {
-		look, comma := warn, ","
+		look, comma := warn, line(",")
 		if i == len(tallies)-1 {
 			comma = ""
 		}
@@ -123,7 +121,7 @@ func (m *Model) verdict(width int) line {
 		case plan.Fine:
 			look = good
 		}
-		items = append(items, styled(look, t.Text).with(plain, comma))
+		items = append(items, styled(look, t.Text)+comma)
 	}
 	return flow(items, width)
 }
@@ -145,7 +143,7 @@ func (m *Model) totals(width int) line {
 	var items []line
 	for _, p := range plan.DataPlanes {
 		if n := planes[p]; n > 0 {
-			items = append(items, styled(accent, string(p)).with(plain, fmt.Sprintf(" %d", n)))
+			items = append(items, styled(accent, string(p))+text(fmt.Sprintf(" %d", n)))
 		}
 	}
 	errors := plain

@@ -8,38 +8,22 @@ import (
 	"unicode/utf8"
 )
 
-// Key is a key that was pressed: a character, or one of the names below, which are
-// Bubble Tea's.
-type Key string
-
-// Keys without a character of their own.
-const (
-	KeyUp        Key = "up"
-	KeyDown      Key = "down"
-	KeyPageUp    Key = "pgup"
-	KeyPageDown  Key = "pgdown"
-	KeyHome      Key = "home"
-	KeyEnd       Key = "end"
-	KeyEnter     Key = "enter"
-	KeyEscape    Key = "esc"
-	KeyBackspace Key = "backspace"
-	KeyInterrupt Key = "ctrl+c"
-	KeyErase     Key = "ctrl+u"
-	KeyTab       Key = "tab"
-	KeyBackTab   Key = "shift+tab"
-)
-
 // keys holds what keys have changed.
 type keys struct {
+	scroll
 	filter string
 	typing prompt // where keys go
-	input  string // what is typed but into the filter
+	input  string // what is typed
 	order  order
 	paused bool
 	help   bool
-	top    int // rows above the screen
-	page   int // rows on the screen, as last drawn
-	rows   int // how many there are, as last drawn
+}
+
+// scroll holds how far rows are scrolled.
+type scroll struct {
+	top  int // rows above the screen
+	page int // rows on the screen, as last drawn
+	rows int // how many there are
 }
 
 // prompt says what a line at the bottom asks for.
@@ -51,6 +35,13 @@ const (
 	commandPrompt
 	answerPrompt
 )
+
+// prompts are what stands before and behind what is typed.
+var prompts = [...][2]line{
+	filterPrompt:  {"filter: ", "  Enter keeps it, Esc clears it"},
+	commandPrompt: {":", "  pin userspace, pin kernel, pin auto; Enter does it, Esc doesn't"},
+	answerPrompt:  {"answer: ", "  Enter gives it, Esc doesn't"},
+}
 
 // screen holds what all screens have.
 type screen struct {
@@ -73,73 +64,53 @@ func (s *screen) Fail(err error, now time.Time) {
 func (s *screen) encode(lines []line, width, height int) []string {
 	out := make([]string, 0, height)
 	for _, l := range lines[:min(len(lines), height)] {
-		out = append(out, l.clip(width, s.theme.glyphs().ellipsis).encode(s.theme.Colour))
+		out = append(out, s.theme.encode(l.clip(width, s.theme.glyphs().ellipsis)))
 	}
 	return out
 }
 
 // Key takes in a key; it returns true when the user wants to leave.
-func (m *Model) Key(k Key, now time.Time) (quit bool) {
+func (m *Model) Key(k string, now time.Time) (quit bool) {
 	m.said = ""
 	asking, onPage := m.keys.typing, m.page != nil && m.keys.typing == noPrompt && !m.keys.help
-	if onPage && (k == KeyEscape || k == "/") {
-		if k == KeyEscape && !m.lesson {
+	if onPage && (k == "esc" || k == "/") {
+		if k == "esc" && !m.lesson {
 			m.page = nil
 		}
 		return false
 	}
-	top := m.keys.top // scrolled by the cursor
-	m.keys.top = m.at
-	quit, filtered := m.keys.press(k, len(m.shown))
-	at := m.keys.top
-	m.keys.top = top
+	at := m.at
+	quit, filtered := m.keys.press(k, &at)
 	if quit || filtered {
 		m.arrange(now)
 		return quit
 	}
 	switch {
-	case asking != noPrompt && m.keys.typing == noPrompt && k == KeyEnter:
+	case asking != noPrompt && m.keys.typing == noPrompt && k == "enter":
 		return m.entered(asking)
 	case asking != noPrompt || m.keys.typing != noPrompt || m.keys.help:
-		return false
-	}
-	switch k {
-	case ":":
-		m.keys.ask(commandPrompt)
-		return false
-	case "a":
-		if m.guideAt < len(m.guide) && m.guide[m.guideAt].Question {
-			m.keys.ask(answerPrompt)
-		}
-		return false
-	case "n":
+	case k == ":":
+		m.keys.ask(commandPrompt, "")
+	case k == "a" && m.guideAt < len(m.guide) && m.guide[m.guideAt].Question:
+		m.keys.ask(answerPrompt, "")
+	case k == "n":
 		m.turn(m.guideAt + 1)
-		return false
-	case "b":
+	case k == "b":
 		m.turn(m.guideAt - 1)
-		return false
-	case "p", " ":
+	case k == "p", k == " ":
 		m.pause(now)
-		return false
-	}
-	switch {
 	case m.lesson:
-		m.reading.scroll(k, m.reading.rows)
-		return false
+		m.reading.top = m.reading.to(k, m.reading.top)
 	case m.page != nil:
-		m.pageKey(k)
-		return false
-	}
-	if at != m.at {
-		m.move(at)
-	}
-	switch k {
-	case KeyEnter:
+		m.page.key(k)
+	case at != m.at:
+		m.at, m.cursor = at, keyOf(m.shown[at].status)
+	case k == "enter":
 		m.open()
-	case "s":
+	case k == "s":
 		m.keys.order = (m.keys.order + 1) % orders
 		m.arrange(m.received)
-	case "e":
+	case k == "e":
 		m.endpoints = !m.endpoints
 	}
 	return false
@@ -148,15 +119,7 @@ func (m *Model) Key(k Key, now time.Time) (quit bool) {
 // turn shows another step of the guide.
 func (m *Model) turn(to int) {
 	if to = max(min(to, len(m.guide)-1), 0); to != m.guideAt {
-		m.guideAt, m.reading = to, keys{}
-	}
-}
-
-// move puts the cursor on a row.
-func (m *Model) move(to int) {
-	m.at = max(min(to, len(m.shown)-1), 0)
-	if s := m.current(); s != nil {
-		m.cursor = keyOf(s.status)
+		m.guideAt, m.reading = to, scroll{}
 	}
 }
 
@@ -197,92 +160,92 @@ func (m *Model) entered(at prompt) (quit bool) {
 // Say shows a message at the bottom until the next key.
 func (m *Model) Say(message string) { m.said = message }
 
-// press takes in a key that means the same on all screens, of which n rows can be
-// scrolled: it leaves, filters, helps or scrolls.
-func (k *keys) press(key Key, n int) (quit, filtered bool) {
-	if key == KeyInterrupt {
+// press takes in a key that means the same on all screens: it leaves, filters, helps, or
+// moves from the row at.
+func (k *keys) press(key string, at *int) (quit, filtered bool) {
+	if key == "ctrl+c" {
 		return true, false
 	}
 	if k.typing != noPrompt {
-		return false, k.typeKey(key)
+		return false, k.typed(key)
 	}
 	helped := k.help
 	switch key {
 	case "q", "Q":
 		k.help = false
 		return !helped, false
-	case KeyEscape:
+	case "esc":
 		k.help = false
-		if !helped && k.filter != "" {
-			k.setFilter("")
-			return false, true
-		}
+		return false, !helped && k.setFilter("")
 	case "?", "h":
 		k.help = !k.help
 	case "/":
-		k.typing, k.help = filterPrompt, false
+		k.ask(filterPrompt, k.filter)
+		k.help = false
 	default:
-		k.scroll(key, n)
+		*at = k.to(key, *at)
 	}
 	return false, false
 }
 
-// scroll moves the screen over n rows.
-func (k *keys) scroll(key Key, n int) {
-	page := max(k.page-1, 1)
+// to returns the row that a key leads to from at.
+func (s *scroll) to(key string, at int) int {
+	page := max(s.page-1, 1)
 	switch key {
-	case KeyUp, "k":
-		k.top--
-	case KeyDown, "j":
-		k.top++
-	case KeyPageUp:
-		k.top -= page
-	case KeyPageDown:
-		k.top += page
-	case KeyHome, "g":
-		k.top = 0
-	case KeyEnd, "G":
-		k.top = n
+	case "up", "k":
+		at--
+	case "down", "j":
+		at++
+	case "pgup":
+		at -= page
+	case "pgdown":
+		at += page
+	case "home", "g":
+		at = 0
+	case "end", "G":
+		at = s.rows
 	}
-	k.top = max(min(k.top, n-1), 0)
+	return max(min(at, s.rows-1), 0)
 }
 
-// ask begins a prompt with nothing typed.
-func (k *keys) ask(p prompt) { k.typing, k.input = p, "" }
+// from returns the lines from the top, of which page fit.
+func (s *scroll) from(lines []line, page int) []line {
+	s.rows, s.page = len(lines), max(page, 1)
+	s.top = max(min(s.top, s.rows-s.page), 0)
+	return lines[s.top:]
+}
 
-// typeKey edits what is typed. A filter holds while it is typed; typeKey returns true when
-// it has changed.
-func (k *keys) typeKey(key Key) (changed bool) {
-	filter, was := k.typing == filterPrompt, k.input
-	if filter {
-		was = k.filter
-	}
-	now := was
+// ask begins a prompt.
+func (k *keys) ask(p prompt, input string) { k.typing, k.input = p, input }
+
+// typed edits what is typed. A filter holds while it is typed; typed returns true when it
+// has changed.
+func (k *keys) typed(key string) (filtered bool) {
+	filter := k.typing == filterPrompt
 	switch key {
-	case KeyEnter:
+	case "enter":
 		k.typing = noPrompt
-	case KeyEscape:
-		k.typing, now = noPrompt, ""
-	case KeyErase:
-		now = ""
-	case KeyBackspace:
-		_, n := utf8.DecodeLastRuneInString(was)
-		now = was[:len(was)-n]
+	case "esc":
+		k.ask(noPrompt, "")
+	case "ctrl+u":
+		k.input = ""
+	case "backspace":
+		_, n := utf8.DecodeLastRuneInString(k.input)
+		k.input = k.input[:len(k.input)-n]
 	default:
-		if utf8.RuneCountInString(string(key)) == 1 && len(was) < 200 {
-			now = was + string(key)
+		if utf8.RuneCountInString(key) == 1 && len(k.input) < 200 {
+			k.input += key
 		}
 	}
-	if !filter {
-		k.input = now
-	} else if now != was {
-		k.setFilter(now)
-		return true
-	}
-	return false
+	return filter && k.setFilter(k.input)
 }
 
-func (k *keys) setFilter(s string) { k.filter, k.top = s, 0 }
+func (k *keys) setFilter(s string) (changed bool) {
+	if changed = s != k.filter; changed {
+		k.filter, k.top = s, 0
+	}
+	return changed
+}
 
 // matches reports whether one of the texts, in lower case, has each word of the
 // filter.

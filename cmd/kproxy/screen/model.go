@@ -31,7 +31,7 @@ type Model struct {
 	states    []StepState // of guide
 	answer    func(step int, answer string)
 	lesson    bool      // the guide is what the screen is for
-	reading   keys      // how far a lesson's page is scrolled
+	reading   scroll    // how far a lesson's page is scrolled
 	endpoints bool      // a line for each, below its service
 	paused    time.Time // when the screen was paused
 	// What came since: the last status, and events.
@@ -156,6 +156,7 @@ func (m *Model) arrange(now time.Time) {
 			m.shown = append(m.shown, s)
 		}
 	}
+	m.keys.rows = len(m.shown)
 	slices.SortFunc(m.shown, m.keys.order.compare)
 	if i := slices.IndexFunc(m.shown, func(s *service) bool { return keyOf(s.status) == m.cursor }); i >= 0 {
 		m.at = i // the cursor goes where its service goes

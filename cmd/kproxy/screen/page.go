@@ -12,7 +12,7 @@ import (
 
 // page is the screen of one service port.
 type page struct {
-	keys keys
+	scroll
 	of   string // which service, a key of Model.services
 	tab  tab
 	last plan.ServiceStatus // what was known of it, also once it is deleted
@@ -90,24 +90,23 @@ func (p *page) rate(e *plan.EndpointStatus) float64 {
 	return float64(e.TotalConnections-first.endpoints[i].TotalConnections) / seconds
 }
 
-// pageKey takes in a key while a page is open.
-func (m *Model) pageKey(k Key) {
-	p := m.page
+// key takes in a key while p is open.
+func (p *page) key(k string) {
 	switch k {
-	case KeyTab, "right":
+	case "tab", "right":
 		p.show((p.tab + 1) % tabs)
-	case KeyBackTab, "left":
+	case "shift+tab", "left":
 		p.show((p.tab + tabs - 1) % tabs)
 	case "1", "2", "3":
 		p.show(tab(k[0] - '1'))
 	case "r":
 		p.Trace = nil
 	default:
-		p.keys.scroll(k, p.keys.rows)
+		p.top = p.to(k, p.top)
 	}
 }
 
-func (p *page) show(t tab) { p.tab, p.keys = t, keys{} }
+func (p *page) show(t tab) { p.tab, p.scroll = t, scroll{} }
 
 // pageLines are the page without the lines above and below it.
 func (m *Model) pageLines(now time.Time, width, room int) []line {
@@ -127,51 +126,42 @@ func (m *Model) pageLines(now time.Time, width, room int) []line {
 		if t == p.tab { // by shape as well, for screens without colour
 			look, name = inverse, fmt.Sprintf("[%d %s]", t+1, tabNames[t])
 		}
-		bar = bar.with(look, name).with(plain, " ")
+		bar += styled(look, name) + " "
 	}
 	out := []line{flow(title, width), bar}
 	var body []line
-	switch p.tab {
-	case endpointsTab:
+	switch {
+	case p.tab == endpointsTab:
 		body = m.endpointsPage(s, now, width)
-	case connectionsTab:
-		switch {
-		case p.Connections == nil:
-			body = []line{styled(dim, "asking for its connections")}
-		case len(p.Connections) == 0:
-			body = []line{text("no connection is open now")}
-		default:
-			body = append([]line{text(ConnectionSummary(p.Connections))}, connectionLines(p.Connections, width >= 130, width, g)...)
-		}
-	case traceTab:
+	case p.tab == traceTab && p.Trace == nil:
 		body = []line{styled(dim, "following a packet through the kernel")}
-		if p.Trace != nil {
-			body = nil
-			for _, l := range p.Trace {
-				body = append(body, wrapped(l, width)...)
-			}
+	case p.tab == traceTab:
+		for _, l := range p.Trace {
+			body = append(body, wrapped(l, width)...)
 		}
+	case p.Connections == nil:
+		body = []line{styled(dim, "asking for its connections")}
+	case len(p.Connections) == 0:
+		body = []line{"no connection is open now"}
+	default:
+		body = append([]line{text(ConnectionSummary(p.Connections))}, connectionLines(p.Connections, width >= 130, width, g)...)
 	}
-	p.keys.rows, p.keys.page = len(body), max(room-len(out), 1)
-	p.keys.top = max(min(p.keys.top, len(body)-p.keys.page), 0)
-	return append(out, body[p.keys.top:]...)
+	return append(out, p.from(body, room-len(out))...)
 }
 
 // endpointsPage is the way of connections as a drawing, and why they go it.
 func (m *Model) endpointsPage(s *service, now time.Time, width int) []line {
 	p, g := m.page, m.theme.glyphs()
-	out := append(m.drawing(now, width), nil)
+	out := append(m.drawing(now, width), "")
 	if s != nil {
-		for _, part := range Wrap(s.reason(), width, 4) {
-			out = append(out, text(part))
-		}
+		out = append(out, Wrap(line(s.reason()), width, 4)...)
 	}
 	if st := &p.last; st.Kernel != "" && st.Kernel != plan.None {
-		out = append(out, styled(dim, "without kproxy: ").with(plain, strings.TrimSpace(string(st.Kernel)+" "+st.Scheduler)))
+		out = append(out, styled(dim, "without kproxy: ")+text(strings.TrimSpace(string(st.Kernel)+" "+st.Scheduler)))
 	}
 	c := &p.last.Connections
-	out = append(out, styled(dim, "since it began: ").with(plain, fmt.Sprintf("%s connections, %s failed, %s retried, %sB in, %sB out",
-		Count(float64(c.Total)), Count(float64(c.Failed)), Count(float64(c.Retried)), Bytes(float64(c.BytesIn)), Bytes(float64(c.BytesOut)))), nil)
+	out = append(out, styled(dim, "since it began: ")+text(fmt.Sprintf("%s connections, %s failed, %s retried, %sB in, %sB out",
+		Count(float64(c.Total)), Count(float64(c.Failed)), Count(float64(c.Retried)), Bytes(float64(c.BytesIn)), Bytes(float64(c.BytesOut)))), "")
 	for i := range p.last.Endpoints {
 		out = append(out, g.endpointLine(&p.last.Endpoints[i], now))
 	}
@@ -198,18 +188,18 @@ func (m *Model) drawing(now time.Time, width int) []line {
 	if len(st.Endpoints) == 0 {
 		return []line{text("clients " + arrow(6, rate) + " " + Address(st, "") + "  no endpoint")}
 	}
-	way := line{}.with(plain, "clients "+arrow(6, rate)+" ")
+	way := text("clients " + arrow(6, rate) + " ")
 	if width >= 100 {
-		way = way.with(plain, Address(st, "")+" "+arrow(3, rate)+" ")
+		way += text(Address(st, "") + " " + arrow(3, rate) + " ")
 	}
 	plane := string(st.DataPlane)
 	if m.gone != "" && st.Kernel != "" {
 		plane = string(st.Kernel)
 	}
-	way = way.with(accent, plane).with(plain, " ")
-	most := 0.0
+	way += styled(accent, plane) + " "
+	most, widest := 0.0, 0
 	for i := range st.Endpoints {
-		most = max(most, p.rate(&st.Endpoints[i]))
+		most, widest = max(most, p.rate(&st.Endpoints[i])), max(widest, len(st.Endpoints[i].Address.String()))
 	}
 	var out []line
 	for i := range st.Endpoints {
@@ -223,42 +213,29 @@ func (m *Model) drawing(now time.Time, width int) []line {
 		case i == len(st.Endpoints)-1:
 			fork = g.forks[2]
 		}
-		l := way
-		if i > 0 {
-			l = text(strings.Repeat(" ", way.width()))
-		}
 		r := p.rate(e)
-		shape := g.endpoint(e)
-		l = l.with(plain, string(fork)+arrow(3, r)+" ").with(shape.style, shape.text).with(plain, fmt.Sprintf(" %-*s %6s", addressWidth(st.Endpoints), e.Address, Count(float64(e.TotalConnections))))
+		l := way + text(string(fork)+arrow(3, r)+" ") + styled(g.endpoint(e)) + text(fmt.Sprintf(" %-*s %6s", widest, e.Address, Count(float64(e.TotalConnections))))
 		if m.gone == "" {
-			l = l.with(plain, fmt.Sprintf(" %+5s/s ", Rate(r)))
+			l += text(fmt.Sprintf(" %+5s/s ", Rate(r)))
 			if r > 0 {
-				l = l.with(good, strings.Repeat(string(g.spark[len(g.spark)-1]), max(int(r/most*10), 1)))
+				l += styled(good, strings.Repeat(string(g.spark[len(g.spark)-1]), max(int(r/most*10), 1)))
 			}
 		}
 		out = append(out, l)
+		way = line(strings.Repeat(" ", way.width()))
 	}
 	return out
-}
-
-func addressWidth(endpoints []plan.EndpointStatus) int {
-	return columns(slices.MaxFunc(endpoints, func(a, b plan.EndpointStatus) int {
-		return columns(a.Address.String()) - columns(b.Address.String())
-	}).Address.String())
 }
 
 // wrapped breaks a line that is indented; what follows is as far in as its text.
 func wrapped(s string, width int) []line {
 	indent := len(s) - len(strings.TrimLeft(s, " "))
-	var out []line
-	for i, part := range Wrap(s, max(width-indent-2, 10), 50) {
-		if i > 0 && indent > 0 {
-			part = "  " + part
+	lead, out := line(strings.Repeat(" ", indent)), []line{""}
+	for i, part := range Wrap(line(s), max(width-indent-2, 10), 50) {
+		if i == 1 && indent > 0 {
+			lead += "  "
 		}
-		out = append(out, text(strings.Repeat(" ", indent)+part))
-	}
-	if out == nil {
-		return []line{nil}
+		out = append(out[:i], lead+part)
 	}
 	return out
 }

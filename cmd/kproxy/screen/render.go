@@ -2,6 +2,7 @@ package screen
 
 import (
 	"fmt"
+	"strings"
 	"time"
 )
 
@@ -21,33 +22,31 @@ func (m *Model) Render(now time.Time, width, height int) []string {
 // services get what the others leave.
 func (m *Model) compose(now time.Time, width, height int) []line {
 	lines := m.header(now, width)
-	if m.keys.help {
-		return append(fit(append(lines[:1], helpText(len(m.guide) > 0, width)...), height-1), m.footer(len(m.shown), width))
-	}
-	switch room := max(height-2, 0); {
+	shown, room := len(m.shown), max(height-2, 0)
+	switch {
+	case m.keys.help:
+		lines = append(lines[:1], helpText(len(m.guide) > 0, width)...)
 	case m.lesson:
-		return append(fit(append(lines[:1], m.lessonLines(now, width, room)...), height-1), m.footer(0, width))
+		lines = append(lines[:1], m.lessonLines(now, width, room)...)
 	case m.page != nil:
-		return append(fit(append(lines[:1], m.pageLines(now, width, room)...), height-1), m.footer(0, width))
+		lines = append(lines[:1], m.pageLines(now, width, room)...)
+	default:
+		if height < 8 {
+			lines = lines[:1] // the most that a tiny screen can spare
+		}
+		below := m.below(width, height-len(lines)-1)
+		room = max(height-len(lines)-len(below)-1, 0)
+		var table []line
+		table, shown = m.table(now, width, room)
+		lines = append(fit(append(lines, table...), len(lines)+room), below...)
 	}
-	if height < 8 && len(lines) > 1 {
-		lines = lines[:1] // the most that a tiny screen can spare
-	}
-	below := m.below(width, height-len(lines)-1)
-	room := height - len(lines) - len(below) - 1
-	table, shown := m.table(now, width, max(room, 0))
-	lines = fit(append(lines, table...), len(lines)+max(room, 0))
-	lines = append(lines, below...)
 	return append(fit(lines, height-1), m.footer(shown, width))
 }
 
 // fit makes lines exactly n, so that what follows is at the bottom.
 func fit(lines []line, n int) []line {
 	n = max(n, 0)
-	for len(lines) < n {
-		lines = append(lines, nil)
-	}
-	return lines[:n]
+	return append(lines, make([]line, max(n-len(lines), 0))...)[:n]
 }
 
 // below returns the lines under the services: the caller's note, something to try, what happened. The first two get at most
@@ -67,26 +66,19 @@ func (m *Model) below(width, room int) []line {
 	}
 	out = append(out, rule("recent events", width))
 	for _, e := range last(m.events, most) {
-		out = append(out, eventLine(e.Time, e.Service, e.Message))
+		l := styled(dim, e.Time.Format("15:04:05")+" ")
+		if e.Service != "" {
+			l += styled(accent, e.Service+" ")
+		}
+		out = append(out, l+text(e.Message))
 	}
 	return out
-}
-
-func eventLine(at time.Time, service, message string) line {
-	l := styled(dim, at.Format("15:04:05")+" ")
-	if service != "" {
-		l = l.with(accent, service+" ")
-	}
-	return l.with(plain, message)
 }
 
 // rule is a title that stands apart.
 func rule(title string, width int) line {
 	l := styled(bold, title+" ")
-	for l.width() < min(width, 200) {
-		l = l.with(dim, "-")
-	}
-	return l
+	return l + styled(dim, strings.Repeat("-", max(min(width, 200)-l.width(), 0)))
 }
 
 func (m *Model) guideLines(width int) []line {
@@ -116,9 +108,7 @@ func (m *Model) guideLines(width int) []line {
 		}
 	}
 	if step.Look != "" {
-		for _, part := range Wrap("Look for: "+step.Look, width, 7) {
-			out = append(out, text(part))
-		}
+		out = append(out, Wrap(line("Look for: "+step.Look), width, 7)...)
 	}
 	return append(out, m.stateLines(state, width)...)
 }
@@ -138,7 +128,7 @@ func (m *Model) stateLines(s StepState, width int) []line {
 // lessonLines are a lesson: the drawing, what there is to read and to do, and how that goes, which
 // stays on the screen however far the rest is scrolled.
 func (m *Model) lessonLines(now time.Time, width, room int) []line {
-	out := append(m.drawing(now, width), nil)
+	out := append(m.drawing(now, width), "")
 	if m.note != nil {
 		out[len(out)-1] = text(m.note())
 	}
@@ -146,12 +136,9 @@ func (m *Model) lessonLines(now time.Time, width, room int) []line {
 	body := m.guideLines(width)
 	body = body[:len(body)-len(state)]
 	out, body = append(out, body[0]), body[1:]
-	r := &m.reading
-	r.rows, r.page = len(body), max(room-len(out)-len(state), 1)
-	r.top = max(min(r.top, len(body)-r.page), 0)
-	body = body[r.top:]
-	if len(body) > r.page {
-		body = append(body[:r.page-1:r.page-1], styled(dim, "more below: arrows scroll"))
+	body = m.reading.from(body, room-len(out)-len(state))
+	if page := m.reading.page; len(body) > page {
+		body = append(body[:page-1:page-1], styled(dim, "more below: arrows scroll"))
 	}
 	return append(fit(append(out, body...), room-len(state)), state...)
 }
@@ -164,29 +151,23 @@ func (m *Model) footer(shown, width int) line {
 	case m.said != "":
 		return text(m.said)
 	case m.lesson:
-		return flow(append([]line{styled(inverse, " q quit ")}, text("n next, b back"), text("a answer"), text("arrows scroll"), text("? help")), width)
+		return flow([]line{styled(inverse, " q quit "), "n next, b back", "a answer", "arrows scroll", "? help"}, width)
 	case m.page != nil:
-		return flow(append(append([]line{styled(inverse, " q quit "), text("Esc back")}, m.keys.flags()...),
-			text("Tab, 1-3 other pages"), text(": pin"), text("r trace again"), text("arrows scroll"), text("? help")), width)
+		return flow(append(append([]line{styled(inverse, " q quit "), "Esc back"}, m.keys.flags()...),
+			"Tab, 1-3 other pages", ": pin", "r trace again", "arrows scroll", "? help"), width)
 	}
 	position := fmt.Sprintf("%d services", len(m.shown))
 	if shown < len(m.shown) {
 		position = fmt.Sprintf("%d-%d of %d", m.keys.top+1, m.keys.top+shown, len(m.shown))
 	}
 	items := append([]line{styled(inverse, " q quit "), text(position)}, m.keys.flags()...)
-	items = append(items, text("? help"), text("Enter opens"), text("/ filter"), text(": pin"), text("s sort: "+orderNames[m.keys.order]), text("p pause"), text("e endpoints"))
+	items = append(items, "? help", "Enter opens", "/ filter", ": pin", text("s sort: "+orderNames[m.keys.order]), "p pause", "e endpoints")
 	return flow(items, width)
 }
 
 // prompt returns the line in which something is typed.
 func (k *keys) prompt() line {
-	switch k.typing {
-	case commandPrompt:
-		return styled(inverse, ":"+k.input+"_").with(plain, "  pin userspace, pin kernel, pin auto; Enter does it, Esc doesn't")
-	case answerPrompt:
-		return styled(inverse, "answer: "+k.input+"_").with(plain, "  Enter gives it, Esc doesn't")
-	}
-	return styled(inverse, "filter: "+k.filter+"_").with(plain, "  Enter keeps it, Esc clears it")
+	return styled(inverse, string(prompts[k.typing][0])+k.input+"_") + prompts[k.typing][1]
 }
 
 // flags says what keeps rows from the screen, or the screen from changing.
@@ -221,13 +202,11 @@ func helpText(guide bool, width int) []line {
 		[2]string{"! and ~", "something is wrong with a service; it changes, or just did"},
 		[2]string{"", "endpoints: a shape each (see e for their words), then how many of them may be used"})
 	const column = 21
-	out := []line{nil}
+	out := []line{""}
 	for _, r := range rows {
-		for i, part := range Wrap(r[1], max(width-column, 10), 4) {
-			if i > 0 {
-				r[0] = ""
-			}
-			out = append(out, append(styled(accent, r[0]).pad(column, false, ""), text(part)...))
+		for _, part := range Wrap(line(r[1]), max(width-column, 10), 4) {
+			out = append(out, styled(accent, r[0]).pad(column, false, "")+part)
+			r[0] = ""
 		}
 	}
 	return out

@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/charmbracelet/x/ansi"
 	"github.com/google/go-cmp/cmp"
 
 	"kproxy.dev/kproxy/plan"
@@ -97,7 +98,7 @@ var guide = []Step{
 // pageScene is the page of a service whose endpoints get connections.
 func pageScene(t Theme) *Model {
 	m := watched(Config{Theme: t}, 4)
-	press(m, KeyDown, KeyDown, KeyDown, KeyEnter) // default/web:line
+	press(m, "down", "down", "down", "enter") // default/web:line
 	for n := range 4 {
 		st := statusAfter(4 + n)
 		for i := range 3 {
@@ -164,7 +165,7 @@ var scenes = map[string]func(Theme) *Model{
 	"page": pageScene,
 	"page-connections": func(t Theme) *Model {
 		m := pageScene(t)
-		press(m, KeyTab)
+		press(m, "tab")
 		s, _, _ := m.Open()
 		m.Fill(&s, Page{Connections: connectionRows()})
 		return m
@@ -191,7 +192,7 @@ var scenes = map[string]func(Theme) *Model{
 	},
 	"filter": func(t Theme) *Model {
 		m := watched(Config{Theme: t}, 4)
-		for _, k := range []Key{"/", "w", "e", "b"} {
+		for _, k := range []string{"/", "w", "e", "b"} {
 			m.Key(k, noon)
 		}
 		return m
@@ -254,8 +255,8 @@ func TestFits(t *testing.T) {
 						t.Fatalf("%s at %dx%d: %d lines", name, width, height, len(lines))
 					}
 					for _, l := range lines {
-						if shown := sequence.ReplaceAllString(l, ""); columns(shown) > width {
-							t.Fatalf("%s at %dx%d: %d columns: %q", name, width, height, columns(shown), shown)
+						if shown := sequence.ReplaceAllString(l, ""); ansi.StringWidth(shown) > width {
+							t.Fatalf("%s at %dx%d: %d columns: %q", name, width, height, ansi.StringWidth(shown), shown)
 						}
 					}
 				}

@@ -7,15 +7,18 @@ import (
 	"strings"
 	"time"
 
+	"github.com/charmbracelet/x/ansi"
+
 	"kproxy.dev/kproxy/plan"
 )
 
 // column is one column of the services.
 type column struct {
+	from  int // the least width of a screen that has it
 	title string
 	width int // 0: what the others leave
 	right bool
-	cell  func(s *service, now time.Time) line
+	cell  func(s *service) line
 }
 
 // leastName is the least width of the column that takes what others leave.
@@ -23,13 +26,19 @@ const leastName = 8
 
 // layout chooses the columns for a screen: what matters most is on the
 // narrowest, too.
-func (m *Model) layout(width int) []column {
-	g := m.theme.glyphs()
+func (m *Model) layout(now time.Time, width int) []column {
+	g, current := m.theme.glyphs(), m.current()
 	rate := func(v string) line { // unknown while kproxy is gone
 		if m.gone != "" {
 			return styled(dim, "-")
 		}
 		return text(v)
+	}
+	marked := func(s *service, its, others line) line { // shows which service keys are about
+		if s == current {
+			return its
+		}
+		return others
 	}
 	at := func(steps ...int) int { // the value of the largest step that the screen reaches
 		v := 0
@@ -41,30 +50,27 @@ func (m *Model) layout(width int) []column {
 		return v
 	}
 	dots, spark, reason := at(0, 0, 60, 4, 120, 8), at(80, 8, 110, 12, 120, 16, 200, 30), max(width-180, 0)
-	all := []struct {
-		from int
-		column
-	}{
-		{0, column{"", 2, false, func(s *service, _ time.Time) line { return append(m.cursorMark(s), g.mark(s.rank)...) }}},
-		{0, column{"SERVICE", 0, false, func(s *service, _ time.Time) line { return styled(m.look(s), s.name) }}},
-		{150, column{"ADDRESS", 24, false, func(s *service, _ time.Time) line { return text(Address(s.status, "")) }}},
-		{0, column{"PLANE", at(0, 5, 100, 9), false, func(s *service, _ time.Time) line {
+	all := []column{
+		{0, "", 2, false, func(s *service) line { return marked(s, styled(bold, g.cursor), " ") + g.mark(s.rank) }},
+		{0, "SERVICE", 0, false, func(s *service) line { return marked(s, styled(inverse, s.name), text(s.name)) }},
+		{150, "ADDRESS", 24, false, func(s *service) line { return text(Address(s.status, "")) }},
+		{0, "PLANE", at(0, 5, 100, 9), false, func(s *service) line {
 			return styled(accent, planeName(s.status.DataPlane, width < 100))
-		}}},
-		{60, column{"STATE", 14, false, func(s *service, now time.Time) line { return styled(stateStyle(s.status.State), m.state(s, now)) }}},
-		{0, column{"ENDP", max(6, dots+6), false, func(s *service, _ time.Time) line { return g.endpoints(s, dots) }}},
-		{0, column{"CONN/S", 6, true, func(s *service, _ time.Time) line { return rate(Rate(s.rates.connections)) }}},
-		{80, column{"", spark, false, func(s *service, _ time.Time) line { return styled(good, g.sparkline(s.past, spark)) }}},
-		{70, column{"ACTIVE", 6, true, func(s *service, _ time.Time) line { return text(Count(float64(s.status.Connections.Active))) }}},
-		{130, column{"IN B/S", 7, true, func(s *service, _ time.Time) line { return rate(Bytes(s.rates.in)) }}},
-		{130, column{"OUT B/S", 7, true, func(s *service, _ time.Time) line { return rate(Bytes(s.rates.out)) }}},
-		{90, column{"FAILED", 6, true, func(s *service, _ time.Time) line {
+		}},
+		{60, "STATE", 14, false, func(s *service) line { return styled(stateStyle(s.status.State), m.state(s, now)) }},
+		{0, "ENDP", max(6, dots+6), false, func(s *service) line { return g.endpoints(s, dots) }},
+		{0, "CONN/S", 6, true, func(s *service) line { return rate(Rate(s.rates.connections)) }},
+		{80, "", spark, false, func(s *service) line { return styled(good, g.sparkline(s.past, spark)) }},
+		{70, "ACTIVE", 6, true, func(s *service) line { return text(Count(float64(s.status.Connections.Active))) }},
+		{130, "IN B/S", 7, true, func(s *service) line { return rate(Bytes(s.rates.in)) }},
+		{130, "OUT B/S", 7, true, func(s *service) line { return rate(Bytes(s.rates.out)) }},
+		{90, "FAILED", 6, true, func(s *service) line {
 			return m.failures(s.status.Connections.Failed, s.rates.failed, bad)
-		}}},
-		{100, column{"RETRIED", 7, true, func(s *service, _ time.Time) line {
+		}},
+		{100, "RETRIED", 7, true, func(s *service) line {
 			return m.failures(s.status.Connections.Retried, s.rates.retried, warn)
-		}}},
-		{220, column{"REASON", reason, false, func(s *service, _ time.Time) line { return text(s.reason()) }}},
+		}},
+		{220, "REASON", reason, false, func(s *service) line { return text(s.reason()) }},
 	}
 	var out []column
 	name, left := 0, width+1
@@ -76,25 +82,10 @@ func (m *Model) layout(width int) []column {
 			name = len(out)
 		}
 		left -= c.width + 1
-		out = append(out, c.column)
+		out = append(out, c)
 	}
 	out[name].width = max(left, 1)
 	return out
-}
-
-// cursorMark shows which service keys are about, by shape and by look.
-func (m *Model) cursorMark(s *service) line {
-	if s == m.current() {
-		return styled(bold, m.theme.glyphs().cursor)
-	}
-	return text(" ")
-}
-
-func (m *Model) look(s *service) style {
-	if s == m.current() {
-		return inverse
-	}
-	return plain
 }
 
 // table draws the services that fit in room lines, the one under the cursor among them; shown is
@@ -108,7 +99,7 @@ func (m *Model) table(now time.Time, width, room int) (lines []line, shown int) 
 }
 
 func (m *Model) tableFrom(now time.Time, width, room int) (lines []line, shown int) {
-	g, columns := m.theme.glyphs(), m.layout(width)
+	g, columns := m.theme.glyphs(), m.layout(now, width)
 	if room == 0 {
 		return nil, 0
 	}
@@ -120,30 +111,26 @@ func (m *Model) tableFrom(now time.Time, width, room int) (lines []line, shown i
 		}
 		return append(lines, styled(dim, why)), 0
 	}
-	m.keys.top = max(min(m.keys.top, len(m.shown)-1), 0)
-	visible := m.shown[m.keys.top:]
-	visible = visible[:min(len(visible), room)]
-	blocks := make([][]line, len(visible))
-	spare := room - 1
+	visible := m.shown[m.keys.top:min(m.keys.top+room, len(m.shown))]
+	blocks, spare := make([][]line, len(visible)), room-1
 	for i, s := range visible {
-		blocks[i] = m.block(s, columns, now, width)
+		blocks[i] = m.block(s, columns, width)
 		spare -= len(blocks[i])
 	}
 	for i, s := range visible {
-		block := blocks[i]
+		if len(lines) >= room {
+			break
+		}
+		lines = append(lines, blocks[i]...)
+		shown++
 		if m.endpoints {
 			most := len(s.status.Endpoints)
 			if spare >= 0 { // all services fit: endpoints get what they leave
 				most = min(most, spare)
 			}
-			block = append(block, m.endpointLines(s, most, now)...)
+			lines = append(lines, m.endpointLines(s, most, now)...)
 			spare -= most
 		}
-		if len(lines) >= room {
-			break
-		}
-		lines = append(lines, block[:min(len(block), room-len(lines))]...)
-		shown++
 	}
 	m.keys.page = shown
 	return lines, shown
@@ -153,32 +140,27 @@ func (m *Model) tableFrom(now time.Time, width, room int) (lines []line, shown i
 // those that have none.
 func (m *Model) endpointLines(s *service, most int, now time.Time) []line {
 	g, list := m.theme.glyphs(), s.status.Endpoints
-	more := 0
-	if len(list) > most {
-		more = len(list) - max(most-1, 0)
-		list = list[:len(list)-more]
-	}
 	var out []line
-	for i := range list {
+	for i := range list[:min(len(list), most)] {
+		if left := len(list) - i; i == most-1 && left > 1 {
+			return append(out, styled(dim, fmt.Sprintf("    %d more endpoints", left)))
+		}
 		out = append(out, g.endpointLine(&list[i], now))
-	}
-	if more > 0 && most > 0 {
-		out = append(out, styled(dim, fmt.Sprintf("    %d more endpoints", more)))
 	}
 	return out
 }
 
 // block is the lines of a service without those of its endpoints.
-func (m *Model) block(s *service, columns []column, now time.Time, width int) []line {
+func (m *Model) block(s *service, columns []column, width int) []line {
 	g := m.theme.glyphs()
-	out := []line{row(columns, g, func(c int) line { return columns[c].cell(s, now) })}
+	out := []line{row(columns, g, func(c int) line { return columns[c].cell(s) })}
 	if s.rank != fine && columns[len(columns)-1].title != "REASON" {
-		for i, part := range Wrap(s.reason(), max(width-4, 1), 2) {
-			lead := "    "
+		for i, part := range Wrap(line(s.reason()), max(width-4, 1), 2) {
+			lead := line("    ")
 			if i == 0 {
-				lead = "  " + g.branch
+				lead = styled(dim, "  "+g.branch)
 			}
-			out = append(out, styled(dim, lead).with(plain, part))
+			out = append(out, lead+part)
 		}
 	}
 	return out
@@ -189,9 +171,9 @@ func row(columns []column, g *glyphs, cell func(column int) line) line {
 	var out line
 	for i, c := range columns {
 		if i > 0 {
-			out = append(out, span{" ", plain})
+			out += " "
 		}
-		out = append(out, cell(i).pad(c.width, c.right, g.ellipsis)...)
+		out += cell(i).pad(c.width, c.right, g.ellipsis)
 	}
 	return out
 }
@@ -206,7 +188,7 @@ func (g *glyphs) mark(r rank) line {
 	return text(g.fine)
 }
 
-func stateStyle(s plan.State) style {
+func stateStyle(s plan.State) ansi.Style {
 	switch s {
 	case plan.StateRejecting:
 		return bad
@@ -238,15 +220,15 @@ func (g *glyphs) endpoints(s *service, dots int) line {
 	var out line
 	if dots > 0 {
 		for i := range list {
-			out = append(out, g.endpoint(&list[i]))
+			out += styled(g.endpoint(&list[i]))
 		}
-		out = out.with(plain, strings.Repeat(" ", dots-len(list)+1))
+		out += text(strings.Repeat(" ", dots-len(list)+1))
 	}
 	look := plain
 	if s.status.UsableEndpoints() < len(s.status.Endpoints) || len(s.status.Endpoints) == 0 {
 		look = warn
 	}
-	return out.with(look, fmt.Sprintf("%d/%d", s.status.UsableEndpoints(), len(s.status.Endpoints)))
+	return out + styled(look, fmt.Sprintf("%d/%d", s.status.UsableEndpoints(), len(s.status.Endpoints)))
 }
 
 func severity(e *plan.EndpointStatus) int {
@@ -261,36 +243,36 @@ func severity(e *plan.EndpointStatus) int {
 
 // endpointLine is a line of its own for an endpoint.
 func (g *glyphs) endpointLine(e *plan.EndpointStatus, now time.Time) line {
-	shape := g.endpoint(e)
+	look, shape := g.endpoint(e)
 	health := e.Health
 	if !e.Since.IsZero() {
 		health += " " + Age(now.Sub(e.Since))
 	}
-	l := line{{"    ", plain}, shape}.with(plain, " "+e.Address.String()).with(shape.style, "  "+health)
+	l := "    " + styled(look, shape) + text(" "+e.Address.String()) + styled(look, "  "+health)
 	if !e.Usable {
-		l = l.with(warn, "  not used")
+		l += styled(warn, "  not used")
 	}
 	if e.Terminating {
-		l = l.with(warn, "  terminating")
+		l += styled(warn, "  terminating")
 	}
-	l = l.with(plain, fmt.Sprintf("  %s active, %s in all", Count(float64(e.ActiveConnections)), Count(float64(e.TotalConnections))))
+	l += text(fmt.Sprintf("  %s active, %s in all", Count(float64(e.ActiveConnections)), Count(float64(e.TotalConnections))))
 	if e.Failures > 0 {
-		l = l.with(warn, fmt.Sprintf(", %s failed", Count(float64(e.Failures))))
+		l += styled(warn, fmt.Sprintf(", %s failed", Count(float64(e.Failures))))
 	}
 	if e.Weight != 1 {
-		l = l.with(plain, fmt.Sprintf("  weight %d", e.Weight))
+		l += text(fmt.Sprintf("  weight %d", e.Weight))
 	}
 	if e.LastError != "" && e.Health == "down" {
-		l = l.with(plain, "  "+e.LastError)
+		l += text("  " + e.LastError)
 	}
 	return l
 }
 
 // failures is a total, marked while it grows.
-func (m *Model) failures(total uint64, rate float64, st style) line {
+func (m *Model) failures(total uint64, rate float64, look ansi.Style) line {
 	l := text(Count(float64(total)))
 	if rate > 0 && m.gone == "" {
-		l = styled(st, "+"+Count(float64(total)))
+		l = styled(look, "+"+Count(float64(total)))
 	}
 	return l
 }

@@ -7,93 +7,46 @@ import (
 	"github.com/charmbracelet/x/ansi"
 )
 
-// style says how a piece of text looks where there are colours.
-type style uint8
-
-const (
-	plain style = iota
-	bold
-	dim
-	good
-	bad
-	warn
-	accent
-	inverse
+// The looks of text where there are colours. The eight basic colours follow the user's
+// own theme, so they are readable on a light background too.
+var (
+	plain   = ansi.NewStyle()
+	bold    = ansi.NewStyle(ansi.AttrBold)
+	dim     = ansi.NewStyle(ansi.AttrFaint)
+	good    = ansi.NewStyle(ansi.AttrGreenForegroundColor)
+	bad     = ansi.NewStyle(ansi.AttrBold, ansi.AttrRedForegroundColor)
+	warn    = ansi.NewStyle(ansi.AttrYellowForegroundColor)
+	accent  = ansi.NewStyle(ansi.AttrCyanForegroundColor)
+	inverse = ansi.NewStyle(ansi.AttrReverse)
 )
 
-// sgr are the parameters of SGR (ECMA-48, 8.3.117). The eight basic colours
-// follow the user's own theme, so they are readable on a light background too.
-var sgr = [...]string{bold: "1", dim: "2", good: "32", bad: "1;31", warn: "33", accent: "36", inverse: "7"}
+// line is a row of the screen, or a part of one. Its only control characters are those
+// that [styled] puts around a text.
+type line string
 
-// span is a piece of text in one style, without control characters.
-type span struct {
-	text  string
-	style style
+func text(s string) line { return line(clean(s)) }
+
+func styled(look ansi.Style, s string) line {
+	if s == "" {
+		return ""
+	}
+	return line(look.Styled(clean(s)))
 }
-
-// line holds what fits in a row of the screen once it is clipped.
-type line []span
-
-func text(s string) line             { return line{{clean(s), plain}} }
-func styled(st style, s string) line { return line{{clean(s), st}} }
-
-func (l line) with(st style, s string) line { return append(l, span{clean(s), st}) }
 
 // width is the number of columns that l takes.
-func (l line) width() int {
-	n := 0
-	for _, s := range l {
-		n += columns(s.text)
-	}
-	return n
-}
+func (l line) width() int { return ansi.StringWidth(string(l)) }
 
-// clip cuts l to at most w columns; the last column then shows that something
-// is missing.
-func (l line) clip(w int, ellipsis string) line {
-	if l.width() <= w {
-		return l
-	}
-	var out line
-	left := w - columns(ellipsis)
-	if left < 0 {
-		return nil
-	}
-	for _, s := range l {
-		kept := prefix(s.text, left)
-		left -= columns(kept)
-		out = append(out, span{kept, s.style})
-		if kept != s.text {
-			break
-		}
-	}
-	return append(out, span{ellipsis, dim})
-}
+// clip cuts l to at most w columns; the last column then shows that something is missing.
+func (l line) clip(w int, ellipsis string) line { return line(ansi.Truncate(string(l), w, ellipsis)) }
 
 // pad makes l exactly w columns wide, with the text at the left or the right.
 func (l line) pad(w int, right bool, ellipsis string) line {
 	l = l.clip(w, ellipsis)
-	space := span{strings.Repeat(" ", max(0, w-l.width())), plain}
+	space := line(strings.Repeat(" ", max(0, w-l.width())))
 	if right {
-		return append(line{space}, l...)
+		return space + l
 	}
-	return append(l[:len(l):len(l)], space)
-}
-
-// encode is l as the terminal gets it.
-func (l line) encode(colour bool) string {
-	var b strings.Builder
-	for _, s := range l {
-		if s.text == "" {
-			continue
-		}
-		if !colour || s.style == plain {
-			b.WriteString(s.text)
-			continue
-		}
-		b.WriteString("\x1b[" + sgr[s.style] + "m" + s.text + "\x1b[m")
-	}
-	return strings.TrimRight(b.String(), " ")
+	return l + space
 }
 
 // clean replaces what would move the cursor or change the terminal: names and
@@ -110,49 +63,33 @@ func clean(s string) string {
 	}, s)
 }
 
-// columns returns how many columns s takes on a terminal: two for wide characters
-// (Unicode Standard Annex 11), none for those that combine with the one before.
-func columns(s string) int { return ansi.StringWidth(s) }
-
-// prefix is the longest start of s that takes at most w columns.
-func prefix(s string, w int) string { return ansi.Truncate(s, w, "") }
-
-// Wrap breaks s at spaces into at most most lines of w columns. What doesn't
+// Wrap cleans s and breaks it at spaces into at most most lines of w columns. What doesn't
 // fit in them makes the last one too long, for clip to show.
-func Wrap(s string, w, most int) []string {
-	var out []string
-	for s = strings.TrimSpace(clean(s)); s != ""; {
-		if columns(s) <= w || len(out) == most-1 {
-			return append(out, s)
+func Wrap[S ~string](s S, w, most int) []S {
+	const whole = "\u2011" // for hyphens, after which [ansi.Wrap] breaks too: a command's flag has them
+	wrapped := ansi.Wrap(strings.ReplaceAll(strings.TrimSpace(clean(string(s))), "-", whole), w, "")
+	var out []S
+	for part := range strings.SplitSeq(strings.ReplaceAll(wrapped, whole, "-"), "\n") {
+		switch {
+		case len(out) == most:
+			out[most-1] += S(" " + part)
+		case part != "":
+			out = append(out, S(part))
 		}
-		head := prefix(s, w)
-		if i := strings.LastIndexByte(head, ' '); i > w/3 && s[len(head)] != ' ' {
-			head = head[:i]
-		}
-		if head == "" {
-			return append(out, s)
-		}
-		out = append(out, strings.TrimRight(head, " "))
-		s = strings.TrimLeft(s[len(head):], " ")
 	}
 	return out
 }
 
 // flow joins as many of the items as fit in w columns, from the first.
-func flow(items []line, w int) line {
-	var out line
+func flow(items []line, w int) (out line) {
 	for _, item := range items {
-		if item.width() == 0 {
-			continue
+		if out != "" && item != "" {
+			item = "  " + item
 		}
-		if len(out) == 0 {
-			out = append(out, item...)
-			continue
-		}
-		if out.width()+2+item.width() > w {
+		if out != "" && (out+item).width() > w {
 			break
 		}
-		out = append(append(out, span{"  ", plain}), item...)
+		out += item
 	}
 	return out
 }

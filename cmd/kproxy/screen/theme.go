@@ -3,6 +3,8 @@ package screen
 import (
 	"strings"
 
+	"github.com/charmbracelet/x/ansi"
+
 	"kproxy.dev/kproxy/plan"
 )
 
@@ -64,16 +66,25 @@ func (t Theme) glyphs() *glyphs {
 
 // endpoint is the shape of an endpoint, and how it looks. A healthy endpoint
 // that gets no new connections is hollow: it drains, or others go before it.
-func (g *glyphs) endpoint(e *plan.EndpointStatus) span {
+func (g *glyphs) endpoint(e *plan.EndpointStatus) (look ansi.Style, shape string) {
 	switch {
 	case e.Health == "down":
-		return span{g.down, bad}
+		return bad, g.down
 	case !e.Usable:
-		return span{g.unused, dim}
+		return dim, g.unused
 	case e.Health == "up":
-		return span{g.up, good}
+		return good, g.up
 	}
-	return span{g.unknown, warn}
+	return warn, g.unknown
+}
+
+// encode returns what a terminal that can show t gets of l.
+func (t Theme) encode(l line) string {
+	s := string(l)
+	if !t.Colour {
+		s = ansi.Strip(s)
+	}
+	return strings.TrimRight(s, " ")
 }
 
 // sparkline draws the newest w values, oldest first, relative to the largest.

@@ -1,22 +1,22 @@
 // Package terminal gives a terminal to a program that draws whole screens: the
 // alternate screen, keys one by one, the size as it changes, and at the end the
 // terminal as it was. Bubble Tea does all of that; this package leads what it
-// says to a [Screen] and draws what that returns.
+// says to a [Model] and draws what that returns.
 //
 // The terminal is restored however the program leaves: by [Screen.Run]
-// returning, by a panic in one of its callbacks, by SIGTERM, SIGHUP or Ctrl-C,
+// returning, by a panic of the Model, by SIGTERM, SIGHUP or Ctrl-C,
 // and for the time that Ctrl-Z stops it. After SIGKILL, `reset` does it.
 //
-// All callbacks run on one goroutine, one at a time.
+// A Model is used on one goroutine.
 package terminal
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"os"
 	"os/signal"
-	"runtime/debug"
 	"strings"
 	"syscall"
 	"time"
@@ -24,8 +24,6 @@ import (
 	tea "charm.land/bubbletea/v2"
 	"golang.org/x/sys/unix"
 	"golang.org/x/term"
-
-	"kproxy.dev/kproxy/cmd/kproxy/screen"
 )
 
 // Usable reports whether screens can be drawn: both are a terminal, and one
@@ -34,62 +32,54 @@ func Usable(in, out *os.File, name string) bool {
 	return name != "dumb" && name != "" && term.IsTerminal(int(in.Fd())) && term.IsTerminal(int(out.Fd()))
 }
 
-// Screen draws on a terminal until it is left.
+// Model gives what a screen shows, and takes in keys. A key is a character, or has Bubble
+// Tea's name.
+type Model interface {
+	Render(now time.Time, width, height int) []string
+	Key(key string, now time.Time) (quit bool)
+}
+
+// Screen draws a [Model] on a terminal until it is left. Start from [New].
 type Screen struct {
-	In, Out *os.File
-	// Draw returns the lines of a screen of that size.
-	Draw func(width, height int) []string
-	// Key takes in a key and returns true to leave.
-	Key func(screen.Key) (quit bool)
-	// Updates are called one by one; the screen is drawn anew after each.
-	Updates <-chan func()
+	model         Model
+	program       *tea.Program
+	width, height int
+	left          chan struct{}
+}
+
+// New returns a screen on the terminal of which in and out are.
+func New(in, out *os.File, m Model) *Screen {
+	s := &Screen{model: m, left: make(chan struct{})}
+	s.program = tea.NewProgram(s, tea.WithInput(in), tea.WithOutput(output{out}), tea.WithoutSignalHandler())
+	return s
 }
 
 // refresh is how often the screen is drawn when nothing happens, for what
 // counts seconds.
 const refresh = 250 * time.Millisecond
 
-// Run draws until Key wants to leave, ctx ends, or the terminal goes (SIGHUP).
+// Run draws until a key wants to leave, ctx ends, or the terminal goes (SIGHUP).
 func (s *Screen) Run(ctx context.Context) error {
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
-	hangup, stop := signal.NotifyContext(ctx, unix.SIGHUP)
+	defer close(s.left)
+	ctx, stop := signal.NotifyContext(ctx, unix.SIGHUP)
 	defer stop()
-	screen := &program{Screen: s}
-	p := tea.NewProgram(screen,
-		tea.WithInput(s.In), tea.WithOutput(output{s.Out}), tea.WithoutSignalHandler())
-	go func() {
-		for {
-			select {
-			case <-hangup.Done():
-				p.Quit()
-				return
-			case f := <-s.Updates:
-				p.Send(f)
-			}
-		}
-	}()
-	_, err := p.Run()
-	if err != nil && hangup.Err() != nil {
+	defer context.AfterFunc(ctx, s.program.Quit)()
+	_, err := s.program.Run()
+	if err != nil && ctx.Err() != nil {
 		err = nil // there may be no terminal any more to restore
 	}
-	return errors.Join(screen.panicked, err)
+	return err
 }
 
-// ErrPanic is what a panic in one of the callbacks is an error of.
-var ErrPanic = errors.New("panic while drawing")
-
-// program is a Screen as Bubble Tea's loop calls it.
-type program struct {
-	*Screen
-	width, height int
-	panicked      error // ends the program in good order, with the terminal restored
-}
-
-// caught notes a panic. Bubble Tea's own way out of one closes its reader while it reads.
-func (p *program) caught() {
-	if r := recover(); r != nil && p.panicked == nil {
-		p.panicked = fmt.Errorf("%w: %v\n%s", ErrPanic, r, debug.Stack())
+// Do has the screen call f, and then draw; it returns false if the screen is left first.
+func (s *Screen) Do(f func()) bool {
+	done := make(chan struct{})
+	s.program.Send(func() { f(); close(done) })
+	select {
+	case <-done:
+		return true
+	case <-s.left:
+		return false
 	}
 }
 
@@ -98,47 +88,39 @@ type tick struct{}
 func nextTick() tea.Cmd { return tea.Tick(refresh, func(time.Time) tea.Msg { return tick{} }) }
 
 // Init starts the clock.
-func (p *program) Init() tea.Cmd { return nextTick() }
+func (s *Screen) Init() tea.Cmd { return nextTick() }
 
 // Update takes in a key, a size or what happened.
-func (p *program) Update(msg tea.Msg) (m tea.Model, cmd tea.Cmd) {
-	defer func() {
-		if p.panicked != nil {
-			m, cmd = p, tea.Quit
-		}
-	}()
-	defer p.caught()
+func (s *Screen) Update(msg tea.Msg) (tea.Model, tea.Cmd) {
 	switch msg := msg.(type) {
 	case tick:
-		return p, nextTick()
+		return s, nextTick()
 	case tea.WindowSizeMsg:
-		p.width, p.height = msg.Width, msg.Height
+		s.width, s.height = msg.Width, msg.Height
 	case func():
-		if msg != nil {
-			msg()
-		}
+		msg()
 	case tea.PasteMsg:
 		for _, r := range msg.Content {
-			if p.Key(screen.Key(r)) {
-				return p, tea.Quit
+			if s.model.Key(string(r), time.Now()) {
+				return s, tea.Quit
 			}
 		}
 	case tea.KeyPressMsg:
-		switch k := msg.String(); {
-		case k == "ctrl+z":
-			return p, tea.Suspend
-		case msg.Text != "" && p.Key(screen.Key(msg.Text)), msg.Text == "" && p.Key(screen.Key(k)):
-			return p, tea.Quit
+		k := msg.String()
+		if k == "ctrl+z" {
+			return s, tea.Suspend
+		}
+		if s.model.Key(cmp.Or(msg.Text, k), time.Now()) {
+			return s, tea.Quit
 		}
 	}
-	return p, nil
+	return s, nil
 }
 
 // View draws.
-func (p *program) View() (v tea.View) {
-	defer p.caught()
+func (s *Screen) View() tea.View {
+	v := tea.NewView(strings.Join(s.model.Render(time.Now(), s.width, s.height), "\n"))
 	v.AltScreen = true
-	v.Content = strings.Join(p.Draw(p.width, p.height), "\n")
 	return v
 }
 

@@ -11,12 +11,11 @@ import (
 	"testing"
 	"time"
 
+	tea "charm.land/bubbletea/v2"
 	"github.com/charmbracelet/x/vt"
 	"github.com/creack/pty"
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
-
-	"kproxy.dev/kproxy/cmd/kproxy/screen"
 )
 
 // shown records what a terminal gets, and what it shows.
@@ -94,6 +93,24 @@ func await(t *testing.T, s *shown, what string) {
 	}
 }
 
+// typed shows what was typed.
+type typed struct {
+	keys    string
+	updated bool
+}
+
+func (m *typed) Render(_ time.Time, width, height int) []string {
+	return []string{fmt.Sprintf("%dx%d keys %s update %t", width, height, m.keys, m.updated)}
+}
+
+func (m *typed) Key(k string, _ time.Time) (quit bool) {
+	if k == "!" {
+		panic("in a model")
+	}
+	m.keys += "<" + k + ">"
+	return k == "q" || k == "ctrl+c"
+}
+
 // TestRun: keys, updates and sizes arrive, and however it ends the terminal is
 // as it was.
 func TestRun(t *testing.T) {
@@ -106,26 +123,17 @@ func TestRun(t *testing.T) {
 			before := modes(t, tty)
 			ctx, cancel := context.WithCancel(t.Context())
 			defer cancel()
-			updates := make(chan func())
-			keys, updated := "", "no"
-			s := Screen{
-				In: tty.line, Out: tty.line, Updates: updates,
-				Draw: func(w, h int) []string { return []string{fmt.Sprintf("%dx%d keys %s update %s", w, h, keys, updated)} },
-				Key: func(k screen.Key) bool {
-					if k == "!" {
-						panic("in a callback")
-					}
-					keys += "<" + string(k) + ">"
-					return k == "q" || k == screen.KeyInterrupt
-				},
-			}
+			m := &typed{}
+			s := New(tty.line, tty.line, m)
 			ended := make(chan error, 1)
 			go func() { ended <- s.Run(ctx) }()
-			await(t, out, "60x10 keys  update no")
+			await(t, out, "60x10 keys  update false")
 			write(t, tty.keyboard, "a\x1b[A")
 			await(t, out, "keys <a><up>")
-			updates <- func() { updated = "yes" }
-			await(t, out, "update yes")
+			if !s.Do(func() { m.updated = true }) {
+				t.Error("the screen didn't take an update")
+			}
+			await(t, out, "update true")
 			if err := tty.resize(100, 20); err != nil {
 				t.Fatal(err)
 			}
@@ -141,8 +149,11 @@ func TestRun(t *testing.T) {
 				cancel()
 			}
 			write(t, tty.keyboard, end.key)
-			if err := <-ended; end.panic != errors.Is(err, ErrPanic) || !end.panic && err != nil {
+			if err := <-ended; end.panic != errors.Is(err, tea.ErrProgramPanic) || !end.panic && err != nil {
 				t.Errorf("it ended with %v", err)
+			}
+			if s.Do(func() {}) {
+				t.Error("a screen that was left takes an update")
 			}
 			await(t, out, "\x1b[?1049l")
 			if diff := cmp.Diff(before, modes(t, tty)); diff != "" {
@@ -162,20 +173,16 @@ func TestNonblocking(t *testing.T) {
 	}
 	// As os.Stdin: the runtime doesn't poll it, and nothing closes it while its reader still reads.
 	line := os.NewFile(uintptr(fd), "standard input")
-	keys := ""
-	s := Screen{
-		In: line, Out: line, Draw: func(int, int) []string { return []string{"keys " + keys + ";"} },
-		Key: func(k screen.Key) bool { keys += string(k); return k == "q" },
-	}
+	s := New(line, line, &typed{})
 	ended := make(chan error, 1)
 	go func() { ended <- s.Run(t.Context()) }()
-	await(t, out, "keys ;")
+	await(t, out, "keys  ")
 	if err := unix.SetNonblock(int(tty.line.Fd()), true); err != nil {
 		t.Fatal(err)
 	}
-	for _, shown := range []string{"keys a;", "keys ab;"} {
-		write(t, tty.keyboard, shown[len(shown)-2:len(shown)-1])
-		await(t, out, shown)
+	for _, step := range [][2]string{{"a", "keys <a> "}, {"b", "keys <a><b> "}} {
+		write(t, tty.keyboard, step[0])
+		await(t, out, step[1])
 	}
 	write(t, tty.keyboard, "q")
 	if err := <-ended; err != nil {
