@@ -189,13 +189,9 @@ func (c *Connections) Render(now time.Time, width, height int) []string {
 }
 
 func (c *Connections) footer(shown, width int) line {
-	if c.keys.typing != noPrompt {
-		return c.keys.prompt()
-	}
 	position := "none"
 	if shown > 0 {
 		position = fmt.Sprintf("%d-%d of %d", c.keys.top+1, c.keys.top+shown, len(c.shown))
 	}
-	items := append([]line{styled(inverse, " q quit "), text(position)}, c.keys.flags()...)
-	return flow(append(items, "/ filter", text("s sort: "+ConnectionOrders[c.by]), "p pause", "w wide", "arrows scroll"), width)
+	return c.keys.footer(width, text(position), "/ filter", text("s sort: "+ConnectionOrders[c.by]), "p pause", "w wide", "arrows scroll")
 }

@@ -46,7 +46,7 @@ func (m *Model) header(now time.Time, width int) []line {
 		first, _, _ := strings.Cut(r.Text, "\n")
 		out = append(out, styled(bad, r.Label)+text(first))
 	}
-	return append(fit(out, min(len(out), 6)), m.verdict(width), m.totals(width))
+	return append(out[:min(len(out), 6)], m.sums(width)...)
 }
 
 // Unserved says what becomes of new connections while a kproxy's heartbeat has stopped.
@@ -100,38 +100,16 @@ func paragraph(look ansi.Style, start, rest string, width int) []line {
 	return out
 }
 
-// verdict says how all services fare, also those that a filter hides.
-func (m *Model) verdict(width int) line {
-	counts := map[plan.Condition]int{}
-	for _, s := range m.services {
-		counts[s.status.Condition(s.rates.failed > 0)]++
-	}
-	var items []line
-	tallies := plan.Summarize(counts)
-	for i, t := range tallies {
-		look, comma := warn, line(",")
-		if i == len(tallies)-1 {
-			comma = ""
-		}
-		switch t.Condition {
-		case plan.Unanswered, plan.Failing:
-			look = bad
-		case plan.Vacant:
-			look = plain
-		case plan.Fine:
-			look = good
-		}
-		items = append(items, styled(look, t.Text)+comma)
-	}
-	return flow(items, width)
-}
+// conditionLooks are those of conditions that aren't plain.
+var conditionLooks = map[plan.Condition]ansi.Style{plan.Unanswered: bad, plan.Failing: bad, plan.PartlyDown: warn, plan.Troubled: warn, plan.Fine: good}
 
-// totals sums up all services, also those that a filter hides.
-func (m *Model) totals(width int) line {
-	planes := map[plan.DataPlane]int{}
+// sums says how all services fare and what they carry, also those that a filter hides.
+func (m *Model) sums(width int) []line {
+	counts, planes := map[plan.Condition]int{}, map[plan.DataPlane]int{}
 	var sum rates
 	var all plan.Connections
 	for _, s := range m.services {
+		counts[s.status.Condition(s.rates.failed > 0)]++
 		planes[s.status.DataPlane]++
 		sum.connections += s.rates.connections
 		sum.in += s.rates.in
@@ -140,7 +118,14 @@ func (m *Model) totals(width int) line {
 		all.Failed += s.status.Connections.Failed
 		all.Retried += s.status.Connections.Retried
 	}
-	var items []line
+	var verdict, items []line
+	tallies := plan.Summarize(counts)
+	for i, t := range tallies {
+		verdict = append(verdict, styled(conditionLooks[t.Condition], t.Text))
+		if i < len(tallies)-1 {
+			verdict[i] += ","
+		}
+	}
 	for _, p := range plan.DataPlanes {
 		if n := planes[p]; n > 0 {
 			items = append(items, styled(accent, string(p))+text(fmt.Sprintf(" %d", n)))
@@ -159,5 +144,5 @@ func (m *Model) totals(width int) line {
 	if live {
 		items = append(items, text("in "+Bytes(sum.in)+"B/s"), text("out "+Bytes(sum.out)+"B/s"))
 	}
-	return flow(items, width)
+	return []line{flow(verdict, width), flow(items, width)}
 }

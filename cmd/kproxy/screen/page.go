@@ -113,7 +113,7 @@ func (m *Model) pageLines(now time.Time, width, room int) []line {
 	p, g := m.page, m.theme.glyphs()
 	s := m.services[p.of]
 	st := &p.last
-	title := []line{styled(bold, st.Title()), text(st.Protocol), text(Address(st, "")), styled(accent, string(st.DataPlane)), styled(stateStyle(st.State), string(st.State))}
+	title := []line{styled(bold, st.Title()), text(st.Protocol), text(Address(st, "")), styled(accent, string(st.DataPlane)), styled(stateLooks[st.State], string(st.State))}
 	if s == nil {
 		title = append(title, styled(bad, "deleted"))
 	} else if m.gone == "" {

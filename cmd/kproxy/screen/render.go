@@ -143,43 +143,37 @@ func (m *Model) lessonLines(now time.Time, width, room int) []line {
 	return append(fit(append(out, body...), room-len(state)), state...)
 }
 
-// footer says which keys there are, or is where the filter is typed.
+// footer says which keys there are, or how what they did went.
 func (m *Model) footer(shown, width int) line {
 	switch {
-	case m.keys.typing != noPrompt:
-		return m.keys.prompt()
-	case m.said != "":
+	case m.said != "" && m.keys.typing == noPrompt:
 		return text(m.said)
 	case m.lesson:
-		return flow([]line{styled(inverse, " q quit "), "n next, b back", "a answer", "arrows scroll", "? help"}, width)
+		return m.keys.footer(width, "n next, b back", "a answer", "arrows scroll", "? help")
 	case m.page != nil:
-		return flow(append(append([]line{styled(inverse, " q quit "), "Esc back"}, m.keys.flags()...),
-			"Tab, 1-3 other pages", ": pin", "r trace again", "arrows scroll", "? help"), width)
+		return m.keys.footer(width, "Esc back", "Tab, 1-3 other pages", ": pin", "r trace again", "arrows scroll", "? help")
 	}
 	position := fmt.Sprintf("%d services", len(m.shown))
 	if shown < len(m.shown) {
 		position = fmt.Sprintf("%d-%d of %d", m.keys.top+1, m.keys.top+shown, len(m.shown))
 	}
-	items := append([]line{styled(inverse, " q quit "), text(position)}, m.keys.flags()...)
-	items = append(items, "? help", "Enter opens", "/ filter", ": pin", text("s sort: "+orderNames[m.keys.order]), "p pause", "e endpoints")
-	return flow(items, width)
+	return m.keys.footer(width, text(position), "? help", "Enter opens", "/ filter", ": pin", text("s sort: "+orderNames[m.keys.order]), "p pause", "e endpoints")
 }
 
-// prompt returns the line in which something is typed.
-func (k *keys) prompt() line {
-	return styled(inverse, string(prompts[k.typing][0])+k.input+"_") + prompts[k.typing][1]
-}
-
-// flags says what keeps rows from the screen, or the screen from changing.
-func (k *keys) flags() []line {
-	var out []line
+// footer shows what is typed, or else, between the first of the items and the others, what keeps
+// rows from the screen or the screen from changing.
+func (k *keys) footer(width int, first line, others ...line) line {
+	if k.typing != noPrompt {
+		return styled(inverse, string(prompts[k.typing][0])+k.input+"_") + prompts[k.typing][1]
+	}
+	items := []line{styled(inverse, " q quit "), first}
 	if k.paused {
-		out = append(out, styled(warn, "PAUSED (p goes on)"))
+		items = append(items, styled(warn, "PAUSED (p goes on)"))
 	}
 	if k.filter != "" {
-		out = append(out, styled(warn, "filter: "+k.filter))
+		items = append(items, styled(warn, "filter: "+k.filter))
 	}
-	return out
+	return flow(append(items, others...), width)
 }
 
 func helpText(guide bool, width int) []line {

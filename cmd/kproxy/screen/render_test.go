@@ -298,7 +298,7 @@ func TestShapesWithoutColour(t *testing.T) {
 		for _, s := range []string{g.up, g.down, g.unknown, g.unused} {
 			shapes[s] = true
 		}
-		if len(shapes) != 4 || g.alive == g.dead || g.wrong == g.changing || g.changing == g.fine {
+		if len(shapes) != 4 || g.alive == g.dead || g.wrong == g.changing || g.changing == " " {
 			t.Errorf("%+v: two things have the same shape", theme)
 		}
 	}

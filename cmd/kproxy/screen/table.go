@@ -57,7 +57,7 @@ func (m *Model) layout(now time.Time, width int) []column {
 		{0, "PLANE", at(0, 5, 100, 9), false, func(s *service) line {
 			return styled(accent, planeName(s.status.DataPlane, width < 100))
 		}},
-		{60, "STATE", 14, false, func(s *service) line { return styled(stateStyle(s.status.State), m.state(s, now)) }},
+		{60, "STATE", 14, false, func(s *service) line { return styled(stateLooks[s.status.State], m.state(s, now)) }},
 		{0, "ENDP", max(6, dots+6), false, func(s *service) line { return g.endpoints(s, dots) }},
 		{0, "CONN/S", 6, true, func(s *service) line { return rate(Rate(s.rates.connections)) }},
 		{80, "", spark, false, func(s *service) line { return styled(good, g.sparkline(s.past, spark)) }},
@@ -179,26 +179,11 @@ func row(columns []column, g *glyphs, cell func(column int) line) line {
 }
 
 func (g *glyphs) mark(r rank) line {
-	switch r {
-	case wrong:
-		return styled(bad, g.wrong)
-	case changing:
-		return styled(warn, g.changing)
-	}
-	return text(g.fine)
+	return [...]line{wrong: styled(bad, g.wrong), changing: styled(warn, g.changing), fine: " "}[r]
 }
 
-func stateStyle(s plan.State) ansi.Style {
-	switch s {
-	case plan.StateRejecting:
-		return bad
-	case plan.StateQualifying, plan.StateRecalled:
-		return warn
-	case plan.StateOffloaded:
-		return good
-	}
-	return plain
-}
+// stateLooks are those of states that aren't plain.
+var stateLooks = map[plan.State]ansi.Style{plan.StateRejecting: bad, plan.StateQualifying: warn, plan.StateRecalled: warn, plan.StateOffloaded: good}
 
 // planeName shortens the name of a data plane for narrow screens.
 func planeName(p plan.DataPlane, short bool) string {

@@ -1,6 +1,7 @@
 package screen
 
 import (
+	"cmp"
 	"strings"
 
 	"github.com/charmbracelet/x/ansi"
@@ -17,13 +18,7 @@ type Theme struct {
 // ThemeOf reads the environment: NO_COLOR (https://no-color.org), and the
 // character set of the locale, in the order of setlocale(3).
 func ThemeOf(getenv func(string) string) Theme {
-	locale := ""
-	for _, name := range []string{"LC_ALL", "LC_CTYPE", "LANG"} {
-		if locale = getenv(name); locale != "" {
-			break
-		}
-	}
-	locale = strings.ToLower(locale)
+	locale := strings.ToLower(cmp.Or(getenv("LC_ALL"), getenv("LC_CTYPE"), getenv("LANG")))
 	utf8 := strings.Contains(locale, "utf-8") || strings.Contains(locale, "utf8")
 	// The font of Linux's own console has no shapes beyond its 256 or 512.
 	return Theme{Colour: getenv("NO_COLOR") == "", Unicode: utf8 && getenv("TERM") != "linux"}
@@ -32,7 +27,7 @@ func ThemeOf(getenv func(string) string) Theme {
 // glyphs are the shapes of a theme. Each kind of mark has its own.
 type glyphs struct {
 	up, down, unknown, unused string // of endpoints
-	wrong, changing, fine     string // of services
+	wrong, changing           string // of services
 	alive, dead               string
 	branch, ellipsis, cursor  string
 	done                      string // of a step
@@ -45,13 +40,13 @@ type glyphs struct {
 var (
 	unicodeGlyphs = glyphs{
 		up: "●", down: "✗", unknown: "?", unused: "○",
-		wrong: "!", changing: "~", fine: " ", alive: "●", dead: "✗",
+		wrong: "!", changing: "~", alive: "●", dead: "✗",
 		branch: "└ ", ellipsis: "…", cursor: "›", done: "✓", spark: []rune(" ▁▂▃▄▅▆▇█"),
 		shaft: '─', head: '▶', moving: '●', forks: [4]rune{'┬', '├', '└', '─'},
 	}
 	asciiGlyphs = glyphs{
 		up: "o", down: "x", unknown: "?", unused: "-",
-		wrong: "!", changing: "~", fine: " ", alive: "*", dead: "x",
+		wrong: "!", changing: "~", alive: "*", dead: "x",
 		branch: "- ", ellipsis: ">", cursor: ">", done: "ok", spark: []rune(" ._-=+*#@"),
 		shaft: '-', head: '>', moving: 'o', forks: [4]rune{'+', '+', '+', '-'},
 	}
