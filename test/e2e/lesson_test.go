@@ -8,7 +8,6 @@ import (
 	"strings"
 	"syscall"
 	"testing"
-	"time"
 
 	"kproxy.dev/kproxy/lab/lesson"
 	"kproxy.dev/kproxy/plan"
@@ -55,7 +54,7 @@ func TestLabLessons(t *testing.T) {
 			asked[strconv.Itoa(i+1)] = true
 			l := newTourLab(t, plan.ModeAuto, plan.None)
 			command := fmt.Sprintf("TERM=xterm LC_ALL=C.UTF-8 NO_COLOR=1 exec %s lab lesson %d --slow %d", absolute(t, binary), i+1, int(slow))
-			l.screen = startTTY(t, func(_ time.Duration, what string, f func() error) { l.eventually(what, f) }, 80, 24, l.inside(command))
+			l.screen = startTTY(t, l.waits, 80, 24, l.inside(command))
 			t.Cleanup(func() { l.screen.cmd.Process.Signal(syscall.SIGTERM) })
 			l.shows("the client's last second: [1-9]")
 			l.shows(`clients (?s:.*)10\.2\.0\.4:9000`)
@@ -105,7 +104,7 @@ func TestSkippedFaultIsMended(t *testing.T) {
 	t.Parallel()
 	l := newTourLab(t, plan.ModeAuto, plan.None)
 	command := fmt.Sprintf("TERM=xterm LC_ALL=C.UTF-8 NO_COLOR=1 exec %s lab lesson 6 --slow %d", absolute(t, binary), int(slow))
-	l.screen = startTTY(t, func(_ time.Duration, what string, f func() error) { l.eventually(what, f) }, 80, 24, l.inside(command))
+	l.screen = startTTY(t, l.waits, 80, 24, l.inside(command))
 	t.Cleanup(func() { l.screen.cmd.Process.Signal(syscall.SIGTERM) })
 	l.shows("Fault 1: find it")
 	planted := func() bool {

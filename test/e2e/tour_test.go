@@ -269,7 +269,7 @@ func (l *tourLab) up(flags string) string {
 // start runs the lab on a terminal.
 func (l *tourLab) start() {
 	l.Helper()
-	l.screen = startTTY(l.T, func(_ time.Duration, what string, f func() error) { l.eventually(what, f) }, 110, 45, l.inside(l.up("")))
+	l.screen = startTTY(l.T, l.waits, 110, 45, l.inside(l.up("")))
 	l.Cleanup(func() { l.screen.cmd.Process.Signal(syscall.SIGTERM) }) // it has ended unless the test failed
 }
 
@@ -403,6 +403,12 @@ func (l *tourLab) eventually(what string, f func() error) {
 			l.Fatalf("waited for %s: %v", what, err)
 		}
 	}
+}
+
+// waits is eventually for a [tty].
+func (l *tourLab) waits(_ time.Duration, what string, f func() error) {
+	l.Helper()
+	l.eventually(what, f)
 }
 
 func (l *tourLab) must(err error) {
