@@ -57,12 +57,12 @@ mutants: ## break one decision of the product after the other, and see that a te
 	@test/setup.sh test
 	CGO_ENABLED=0 GOFLAGS="$(GOFLAGS) -buildvcs=false -trimpath" go run ./test/mutants $(ONLY)
 
-conformance: ## upstream's network tests against a cluster on this machine (as root, long; QUICK=1: a dozen; MODE, NODES, FOCUS, POD_NETWORK, KUBERNETES, ROLLOUT=1, PLUGIN=1: docs/conformance.md)
+conformance: ## upstream's network tests against a cluster on this machine (as root, long; QUICK=1: a dozen; MODE, NODES, FOCUS, POD_NETWORK, KUBERNETES, ROLLOUT=1, PLUGIN=1, README=1: docs/conformance.md)
 	@[ "$$(id -u)" = 0 ] || { echo "make conformance builds a cluster of namespaces, which needs root: sudo make conformance" >&2; exit 3; }
 	@test/setup.sh conformance
 	go build -buildvcs=false -o bin/conformance/ ./test/conformance
 	@programs=$$(test/conformance/build.sh) && bin/conformance/conformance -programs "$$programs" $(if $(MODE),-modes $(MODE)) $(if $(NODES),-nodes $(NODES)) \
-		$(if $(FOCUS),-focus '$(FOCUS)') $(if $(POD_NETWORK),-pod-network $(POD_NETWORK)) $(if $(QUICK),-quick) $(if $(ROLLOUT),-rollout) $(if $(PLUGIN),-plugin)
+		$(if $(FOCUS),-focus '$(FOCUS)') $(if $(POD_NETWORK),-pod-network $(POD_NETWORK)) $(if $(QUICK),-quick) $(if $(ROLLOUT),-rollout) $(if $(PLUGIN),-plugin) $(if $(README),-readme)
 
 soak: ## takeovers, kills, stops, flushes and API losses at random for an hour (as root; DURATION=5m in each of three modes; SEED repeats a run)
 	@[ "$$(id -u)" = 0 ] || { echo "make soak builds networks of namespaces, which needs root: sudo make soak" >&2; exit 3; }

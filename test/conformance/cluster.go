@@ -35,7 +35,6 @@ type cluster struct {
 	here   *os.File // the network of the control plane
 	nodes  []*node
 	kube   string // path of the administrator's kubeconfig
-	image  string // of kproxy, with its tag
 	proxy  string // that serves now, a key of proxies; empty: none
 }
 

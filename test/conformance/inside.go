@@ -15,13 +15,13 @@ import (
 func runInside(o options) error {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)
 	defer stop()
-	c := &cluster{options: o, image: "conformance"}
+	c := &cluster{options: o}
 	defer c.keepLogs()
 	began := time.Now()
 	if err := c.start(ctx); err != nil {
 		return err
 	}
-	if err := c.makeImage(ctx); err != nil {
+	if err := c.importImages(ctx); err != nil {
 		return err
 	}
 	fmt.Printf("a cluster of %d nodes after %.0f s\n", o.nodes, time.Since(began).Seconds())
@@ -30,6 +30,9 @@ func runInside(o options) error {
 		return err
 	}
 	go b.run(ctx)
+	if o.readme {
+		return c.follow(ctx)
+	}
 	if o.rollout {
 		if err := c.serve(ctx, "kube-proxy"); err != nil {
 			return err

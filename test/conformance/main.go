@@ -9,6 +9,7 @@
 package main
 
 import (
+	"context"
 	"errors"
 	"flag"
 	"fmt"
@@ -38,6 +39,8 @@ type options struct {
 	events     bool
 	rollout    bool
 	plugin     bool
+	readme     bool
+	version    string // of the kproxy that serves, as a release's
 	keep       bool
 	page       string
 	programs   string // the folder that build.sh printed
@@ -62,6 +65,7 @@ func main() {
 	flag.BoolVar(&o.events, "events", false, "write also an event of go test -json for each test")
 	flag.BoolVar(&o.rollout, "rollout", false, "instead of upstream's tests, roll kproxy out beside kube-proxy, upgrade it and go back, under load")
 	flag.BoolVar(&o.plugin, "plugin", false, "instead of upstream's tests, ask all nodes by kubectl kproxy, also while some don't answer")
+	flag.BoolVar(&o.readme, "readme", false, "instead of upstream's tests, follow README and docs/helm.md by their text, from kube-proxy in mode iptables and back")
 	flag.BoolVar(&o.keep, "keep", false, "leave the cluster running until the program is interrupted, and print how to enter it")
 	flag.StringVar(&o.page, "page", "", "only write the table of the reports that there are into this page")
 	flag.StringVar(&o.programs, "programs", "", "folder that build.sh printed")
@@ -100,6 +104,8 @@ func (o *options) check() error {
 		switch {
 		case !ok:
 			errs = append(errs, fmt.Errorf("-modes: no proxy is called %q; there are userspace, iptables, nftables, auto, kube-proxy, kube-proxy-nftables", m))
+		case o.readme && m != "iptables":
+			errs = append(errs, fmt.Errorf("-readme: kproxy takes kube-proxy's mode, which here is iptables, as its image has no nft: not %s", m))
 		case p.kubeProxyMode != "" && (o.rollout || o.plugin):
 			errs = append(errs, fmt.Errorf("-rollout, -plugin: %s is no mode of kproxy", m))
 		}
@@ -125,6 +131,16 @@ func (o *options) check() error {
 	}
 	if _, err := os.Stat(filepath.Join(o.repository, "deploy/base")); err != nil {
 		errs = append(errs, fmt.Errorf("run it in the folder of the repository: %w", err))
+	}
+	o.version = "conformance"
+	if o.readme {
+		text, err := os.ReadFile(filepath.Join(o.repository, "README.md"))
+		m := regexp.MustCompile(`/releases/download/(v[^/]+)/FILE`).FindSubmatch(text)
+		if m == nil {
+			errs = append(errs, fmt.Errorf("README.md doesn't say where a release's files are: %w", err))
+		} else {
+			o.version = string(m[1]) + unreleased
+		}
 	}
 	if o.results, err = filepath.Abs(o.results); err != nil {
 		errs = append(errs, err)
@@ -159,6 +175,11 @@ func runOutside(o options) (err error) {
 	if err := os.MkdirAll(o.results, 0o755); err != nil {
 		return err
 	}
+	ctx, stop := signal.NotifyContext(context.Background(), ends...)
+	defer stop()
+	if err := o.release(ctx); err != nil {
+		return fmt.Errorf("make a release: %w", err)
+	}
 	self, err := os.Executable()
 	if err != nil {
 		return err
@@ -171,7 +192,7 @@ func runOutside(o options) (err error) {
 		Setpgid:    true, Pdeathsig: syscall.SIGKILL,
 	}
 	interrupts := make(chan os.Signal, 2)
-	signal.Notify(interrupts, syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP)
+	signal.Notify(interrupts, ends...)
 	defer signal.Stop(interrupts)
 	if err := cmd.Start(); err != nil {
 		return fmt.Errorf("start in namespaces of its own: %w", err)
@@ -194,6 +215,9 @@ func runOutside(o options) (err error) {
 	}
 	return errors.New("interrupted")
 }
+
+// ends are the signals that interrupt a run.
+var ends = []os.Signal{syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP}
 
 // reportWithin bounds what an interrupted run still does.
 const reportWithin = 90 * time.Second

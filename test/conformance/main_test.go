@@ -18,6 +18,7 @@ func TestOptions(t *testing.T) {
 		"tests at once":              {func(o *options) { o.procs = 0 }, "-procs: 0 is less than 1"},
 		"a rollout of kube-proxy":    {func(o *options) { o.modes, o.rollout = "kube-proxy", true }, "-rollout, -plugin: kube-proxy is no mode of kproxy"},
 		"the plugin with kube-proxy": {func(o *options) { o.modes, o.plugin = "nftables,kube-proxy", true }, "-rollout, -plugin: kube-proxy is no mode of kproxy"},
+		"README in another mode":     {func(o *options) { o.modes, o.readme = "nftables", true }, "-readme: kproxy takes kube-proxy's mode"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			o := options{modes: "nftables", nodes: 3, podNetwork: "bridge", procs: 4, programs: "x"}

@@ -39,7 +39,7 @@ func (c *cluster) plugin(ctx context.Context) error {
 		do   func(context.Context) error
 	}{
 		{"status", c.pluginStatus}, {"trace", c.pluginTrace}, {"trace --in-pod", c.pluginInPod}, {"connections, events, top", c.pluginLists}, {"drift", c.pluginDrift},
-		{"pin", c.pluginPin}, {"rights", c.pluginRights}, {"ui", c.pluginUI}, {"a kproxy that hangs", c.pluginHangs}, {"a node that can't be reached", c.pluginCut},
+		{"bugreport", c.pluginBugreport}, {"pin", c.pluginPin}, {"rights", c.pluginRights}, {"ui", c.pluginUI}, {"a kproxy that hangs", c.pluginHangs}, {"a node that can't be reached", c.pluginCut},
 		{"a node without kproxy", c.pluginAbsent}, {"ui, a node without kproxy", c.pluginUIAbsent},
 	} {
 		if err := step.do(ctx); err != nil {
@@ -300,6 +300,65 @@ func (c *cluster) pluginDrift(ctx context.Context) error {
 	return errors.Join(err, goOn, poll(ctx, 3*time.Minute, same))
 }
 
+// pluginBugreport takes reports of all nodes, and of one. In none is the token of a kproxy's service account, which here is where
+// kproxy quotes it.
+func (c *cluster) pluginBugreport(ctx context.Context) error {
+	n := c.nodes[1]
+	pod, err := c.podOf(ctx, n)
+	if err != nil {
+		return err
+	}
+	uid, err := c.kubectl(ctx, "-n", "kube-system", "get", pod, "-o", "jsonpath={.metadata.uid}")
+	if err != nil {
+		return err
+	}
+	token, err := n.exec(ctx, "bash", "-c", "cat /var/lib/kubelet/pods/"+uid+"/volumes/kubernetes.io~projected/*/token")
+	if err == nil {
+		_, err = c.kubectl(ctx, "annotate", "service", "server", "kproxy.dev/retries="+token)
+	}
+	if err == nil {
+		err = poll(ctx, time.Minute, func() error { return c.reportsOf(ctx, c.nodes) })
+	}
+	if err == nil {
+		err = c.reportsOf(ctx, []*node{n}, "--node", n.name)
+	}
+	_, undo := c.kubectl(ctx, "annotate", "service", "server", "kproxy.dev/retries-")
+	return errors.Join(err, undo)
+}
+
+// reportsOf takes reports, which have to be those of some nodes: each with the service's status, with a secret left out, and its rules.
+func (c *cluster) reportsOf(ctx context.Context, nodes []*node, args ...string) error {
+	dir, err := os.MkdirTemp(c.state, "reports")
+	if err != nil {
+		return err
+	}
+	archive := dir + ".tar.gz"
+	if _, err := c.kproxyAs(ctx, "operator", append([]string{"bugreport", "--output", archive}, args...)...); err != nil {
+		return err
+	}
+	if _, err := run(ctx, "tar", "-xzf", archive, "-C", dir); err != nil {
+		return err
+	}
+	folders, err := filepath.Glob(dir + "/*")
+	if err != nil || len(folders) != len(nodes) {
+		return fmt.Errorf("reports %q of %d nodes: %w", folders, len(nodes), err)
+	}
+	for i, n := range nodes {
+		if !strings.HasPrefix(filepath.Base(folders[i]), "kproxy-bugreport-"+n.name+"-") {
+			return fmt.Errorf("report %s isn't that of node %s", folders[i], n.name)
+		}
+		for where, want := range map[string]string{"status.txt": "default/server", "status.json": "[secret]", "rules": "10.96.0.80"} {
+			if _, err := run(ctx, "grep", "-rqF", "-e", want, filepath.Join(folders[i], where)); err != nil {
+				return fmt.Errorf("no %q in %s of node %s: %w", want, where, n.name, err)
+			}
+		}
+	}
+	if leaks, err := run(ctx, "grep", "-rlE", `eyJ[A-Za-z0-9_-]{10}`, dir); err == nil { // as a JSON Web Token begins
+		return fmt.Errorf("a token is in %s", leaks)
+	}
+	return nil
+}
+
 func (c *cluster) pluginPin(ctx context.Context) error {
 	n := c.nodes[0]
 	if _, err := c.kproxyAs(ctx, "operator", "pin", "svc/server", "kernel"); err != nil {
@@ -338,6 +397,7 @@ func (c *cluster) pluginRights(ctx context.Context) error {
 		{"lister", "top", `User "lister" cannot create resource "pods/portforward"`},
 		{"viewer", "pin svc/server kernel", `User "viewer" cannot create resource "pods/exec"`},
 		{"viewer", "drift", `User "viewer" cannot list resource`},
+		{"viewer", "bugreport --output /dev/null", `User "viewer" cannot create resource "pods/exec"`},
 	} {
 		out, err := c.kproxyAs(ctx, try.user, strings.Fields(try.command)...)
 		if err == nil || !strings.Contains(err.Error(), try.want) {

@@ -24,17 +24,29 @@ var proxies = map[string]struct{ component, kubeProxyMode string }{
 	"kube-proxy-nftables": {kubeProxyMode: "nftables"},
 }
 
-// makeImage makes kproxy's image as a release does, and imports it on every node.
-func (c *cluster) makeImage(ctx context.Context) error {
-	dir, roots := filepath.Join(c.state, "release"), filepath.Join(c.state, "roots") // of each processor
-	if err := errors.Join(os.MkdirAll(roots, 0o755), os.Symlink(filepath.Join(c.programs, "rootfs"), filepath.Join(roots, runtime.GOARCH))); err != nil {
+// release makes a release. This is done outside, where there is a network for Go's modules.
+func (o *options) release(ctx context.Context) error {
+	roots := filepath.Join(o.state, "roots") // of each processor
+	if err := errors.Join(os.MkdirAll(roots, 0o755), os.Symlink(filepath.Join(o.programs, "rootfs"), filepath.Join(roots, runtime.GOARCH))); err != nil {
 		return err
 	}
-	_, err := run(ctx, "env", "VERSION="+c.image, "KPROXY_ARCHITECTURES="+runtime.GOARCH, "KPROXY_ROOTFS="+roots, filepath.Join(c.repository, "deploy/release.sh"), dir)
-	if err != nil {
-		return err
+	image := ""
+	if o.readme {
+		image = registry
+		if err := o.buildInstallers(ctx); err != nil {
+			return err
+		}
 	}
-	archives, err := filepath.Glob(filepath.Join(dir, "*-linux-"+runtime.GOARCH+".tar"))
+	_, err := run(ctx, "env", "VERSION="+o.version, "IMAGE="+image, "KPROXY_ARCHITECTURES="+runtime.GOARCH, "KPROXY_ROOTFS="+roots, filepath.Join(o.repository, "deploy/release.sh"), o.released(""))
+	return err
+}
+
+// released is a file of the release.
+func (o *options) released(name string) string { return filepath.Join(o.state, "release", name) }
+
+// importImages imports the release's images on every node.
+func (c *cluster) importImages(ctx context.Context) error {
+	archives, err := filepath.Glob(c.released("*-linux-" + runtime.GOARCH + ".tar"))
 	if err != nil {
 		return err
 	}
@@ -79,11 +91,15 @@ func (c *cluster) serve(ctx context.Context, name string) error {
 // kubeProxy makes kube-proxy's ConfigMap as kubeadm does, which kproxy reads as well, and, if it
 // shall run, the rest of it.
 func (c *cluster) kubeProxy(ctx context.Context, mode string, run bool) error {
-	manifest := strings.NewReplacer("{{PODS}}", podNetworkRange, "{{MODE}}", mode, "{{API}}", "https://"+controlPlane+":6443").Replace(kubeProxyManifest)
+	manifest := kubeProxyObjects(mode)
 	if !run {
 		manifest, _, _ = strings.Cut(manifest, "\n---\n")
 	}
 	return c.apply(ctx, manifest)
+}
+
+func kubeProxyObjects(mode string) string {
+	return strings.NewReplacer("{{PODS}}", podNetworkRange, "{{MODE}}", mode, "{{API}}", "https://"+controlPlane+":6443").Replace(kubeProxyManifest)
 }
 
 // overlay makes a kustomization of one in deploy/, with the image that was made here and, unless it
@@ -94,7 +110,7 @@ func (c *cluster) overlay(base, component string) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	tag, components := c.image, ""
+	tag, components := c.version, ""
 	if component == "mode-nftables" {
 		tag += "-nftables" // the image without other programs
 	}
@@ -132,5 +148,5 @@ func (c *cluster) removeProxy(ctx context.Context) error {
 
 // kproxy is the path of the program that the image has.
 func (c *cluster) kproxy() string {
-	return filepath.Join(c.state, "release", "kproxy-"+c.image+"-linux-"+runtime.GOARCH)
+	return c.released("kproxy-" + c.version + "-linux-" + runtime.GOARCH)
 }

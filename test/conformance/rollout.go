@@ -14,8 +14,7 @@ import (
 var loadManifest string
 
 // rollout does with the cluster what docs/migration.md says, while a client on each node asks a
-// service again and again, and prints after each step how many of its connections failed. Steps
-// after which the service must not have failed anybody end with an error if it did.
+// service again and again.
 func (c *cluster) rollout(ctx context.Context) error {
 	if err := c.apply(ctx, loadManifest); err != nil {
 		return err
@@ -25,10 +24,7 @@ func (c *cluster) rollout(ctx context.Context) error {
 	}
 	mode := strings.Split(c.modes, ",")[0]
 	component := proxies[mode].component
-	steps := []struct {
-		name string
-		do   func(context.Context) error
-	}{
+	if err := c.steps(ctx, []step{
 		{"nothing", func(context.Context) error { return nil }},
 		{"kube-proxy to kproxy, node by node", func(ctx context.Context) error { return c.trial(ctx, component) }},
 		{"restart of the DaemonSet", c.restart},
@@ -36,7 +32,24 @@ func (c *cluster) rollout(ctx context.Context) error {
 		{"a node without its API server", c.withoutAPI},
 		{"kproxy to kube-proxy, node by node", c.back},
 		{"kube-proxy to kproxy again", func(ctx context.Context) error { return c.trial(ctx, component) }},
+	}); err != nil {
+		return err
 	}
+	if err := c.reboot(ctx); err != nil {
+		return fmt.Errorf("a node that reboots: %w", err)
+	}
+	return nil
+}
+
+// step changes who serves.
+type step struct {
+	name string
+	do   func(context.Context) error
+}
+
+// steps takes steps, and prints after each how many connections of the clients on the nodes failed. A step after which the service
+// has failed anybody ends with an error.
+func (c *cluster) steps(ctx context.Context, steps []step) error {
 	fmt.Println("| step | answered | failed | kept connections | broken |\n|---|---|---|---|---|")
 	var errs []error
 	for _, step := range steps {
@@ -57,9 +70,6 @@ func (c *cluster) rollout(ctx context.Context) error {
 		if failed > 0 || broken > 0 || answered == 0 {
 			errs = append(errs, fmt.Errorf("%s: %d answered, %d failed, %d kept connections broken", step.name, answered, failed, broken))
 		}
-	}
-	if err := c.reboot(ctx); err != nil {
-		errs = append(errs, fmt.Errorf("a node that reboots: %w", err))
 	}
 	return errors.Join(errs...)
 }
@@ -167,7 +177,7 @@ func (c *cluster) restart(ctx context.Context) error {
 
 // upgrade rolls out the same program as an image of another name.
 func (c *cluster) upgrade(ctx context.Context, component string) error {
-	from := "docker.io/library/kproxy:" + c.image
+	from := "docker.io/library/kproxy:" + c.version
 	if component == "mode-nftables" {
 		from += "-nftables"
 	}
