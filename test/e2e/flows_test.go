@@ -21,11 +21,11 @@ import (
 // packets: who reaches which endpoints, who is refused or dropped, and which
 // address an endpoint sees for the client; TCP, UDP and, where the kernel has it, SCTP, IPv4 and IPv6; first while
 // all services are in userspace that can be, then when all are offloaded. On a slow machine only one configuration
-// begins in userspace, whose rules are the same on every kernel.
+// of the kernel's modes begins in userspace, whose rules are the same on every kernel.
 func TestFlows(t *testing.T) {
 	onFlowWorlds(t, func(w *flowWorld, mode plan.Mode, args []string) {
 		w.configure(append(args, "--offload-after", "1h")...)
-		if slow == 1 || w.configuration.Name == "plain" {
+		if slow == 1 || mode == plan.ModeUserspace || w.configuration.Name == "plain" {
 			w.startAgain()
 			w.settled(plan.Userspace)
 			w.tryOnHosts("in userspace")
