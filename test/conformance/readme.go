@@ -228,6 +228,10 @@ func (c *cluster) followBack(ctx context.Context) error {
 	if err := c.rolledOut(ctx, "kube-system", "kube-proxy"); err != nil {
 		return err
 	}
+	// It runs before it has rules.
+	if err := poll(ctx, time.Minute, func() error { return c.onNodes(ctx, "iptables-save | grep KUBE-SVC-") }); err != nil {
+		return err
+	}
 	if err := c.onNodes(ctx, each); err != nil {
 		return err
 	}
