@@ -102,11 +102,7 @@ func TestApplyIsReadBackAsWanted(t *testing.T) {
 func TestStartRunsFewPrograms(t *testing.T) {
 	t.Parallel()
 	kerneltest.Namespace(t)
-	sets, err := kernel.OpenIPSets()
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer sets.Close()
+	sets := openSets(t)
 	programs := &recorder{Runner: kernel.Exec{}}
 	c := steering.DefaultEnv(sets)
 	c.Runner = programs
@@ -133,4 +129,15 @@ type recorder struct {
 func (r *recorder) Run(ctx context.Context, stdin []byte, program string, args ...string) ([]byte, error) {
 	r.ran = append(r.ran, program+" "+strings.Join(args, " "))
 	return r.Runner.Run(ctx, stdin, program, args...)
+}
+
+// openSets opens the kernel's sets until the test ends.
+func openSets(t *testing.T) *kernel.IPSets {
+	t.Helper()
+	sets, err := kernel.OpenIPSets()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { sets.Close() })
+	return sets
 }

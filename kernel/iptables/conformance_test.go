@@ -147,11 +147,7 @@ func TestCleanup(t *testing.T) {
 	if err := steering.DefaultRouting().Ensure(); err != nil {
 		t.Fatal(err)
 	}
-	sets, err := kernel.OpenIPSets()
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer sets.Close()
+	sets := openSets(t)
 	if err := (&steering.Redirects{Store: sets}).Alive(time.Hour); err != nil {
 		t.Fatal(err)
 	}

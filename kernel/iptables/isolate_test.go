@@ -114,11 +114,7 @@ func TestLockedTable(t *testing.T) {
 	}
 	release := func() { _ = unix.Flock(int(lock.Fd()), unix.LOCK_UN) }
 
-	sets, err := kernel.OpenIPSets()
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer sets.Close()
+	sets := openSets(t)
 	c := steering.DefaultEnv(nil)
 	c.Sets, c.Variant = sets, kernel.VariantLegacy()
 	b := iptables.New(c)
@@ -166,11 +162,7 @@ func (f full) Create(s kernel.Set) error {
 func TestServiceWithoutSetsFailsAlone(t *testing.T) {
 	t.Parallel()
 	kerneltest.Namespace(t)
-	sets, err := kernel.OpenIPSets()
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer sets.Close()
+	sets := openSets(t)
 	b := iptables.New(steering.DefaultEnv(full{sets, "sticky-2"}))
 	var services []*plan.Service
 	for i := range 20 {

@@ -252,11 +252,7 @@ func BenchmarkWatch(b *testing.B) {
 func TestWatchWhileRulesChange(t *testing.T) {
 	t.Parallel()
 	kerneltest.Namespace(t)
-	sets, err := kernel.OpenIPSets()
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer sets.Close()
+	sets := openSets(t)
 	reading := &hooked{Runner: kernel.Exec{}}
 	c := steering.DefaultEnv(sets)
 	c.Runner = reading
