@@ -41,7 +41,7 @@ type retired struct {
 	driver kernel.Driver
 }
 
-// cleanLeftovers is what removes them.
+// cleanLeftovers removes what kube-proxy has left behind.
 const cleanLeftovers = "kproxy cleanup --kube-proxy"
 
 // reportLeftovers says, in one line each, that kube-proxy runs here and what one

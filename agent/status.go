@@ -163,7 +163,7 @@ func (a *Agent) addChecks(row *plan.ServiceStatus, p *service.Port) {
 	}
 }
 
-// accountingAge is how old the figures of the kernel's live connections may be:
+// accountingAge bounds how old the figures of the kernel's live connections may be:
 // a list of a full table takes a while, and status may be asked for often.
 const accountingAge = time.Second
 

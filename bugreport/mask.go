@@ -172,7 +172,7 @@ const addressAtMost = len("ffff:ffff:ffff:ffff:ffff:ffff:255.255.255.255:")
 // inWord is an address of IPv4 as part of a word: "ip-10.1.2.3".
 var inWord = regexp.MustCompile(`[1-9][0-9]{0,2}(?:\.[0-9]{1,3}){3}`)
 
-// reverseName is how DNS names an address or a network (RFC 1035, section 3.5; RFC 3596, section 2.5).
+// reverseName matches what DNS calls an address or a network (RFC 1035, section 3.5; RFC 3596, section 2.5).
 var reverseName = regexp.MustCompile(`(?i)(?:((?:[0-9]{1,3}\.){1,4})in-addr|((?:[0-9a-f]\.){1,32})ip6)\.arpa`)
 
 // reversed replaces what labels stand for, the last one first, each of which has so many bits.

@@ -17,7 +17,7 @@ const (
 	// that this one takes over from reads it for a moment yet, and one socket may.
 	refusalRetry    = time.Second
 	refusalRetryMax = time.Minute
-	// refusalPatience is when that is told.
+	// refusalPatience bounds how long that isn't told.
 	refusalPatience = 30 * time.Second
 )
 

@@ -100,7 +100,7 @@ func paragraph(look ansi.Style, start, rest string, width int) []line {
 	return out
 }
 
-// conditionLooks are those of conditions that aren't plain.
+// conditionLooks map conditions that aren't plain to their looks.
 var conditionLooks = map[plan.Condition]ansi.Style{plan.Unanswered: bad, plan.Failing: bad, plan.PartlyDown: warn, plan.Troubled: warn, plan.Fine: good}
 
 // sums says how all services fare and what they carry, also those that a filter hides.

@@ -36,7 +36,7 @@ const (
 	answerPrompt
 )
 
-// prompts are what stands before and behind what is typed.
+// prompts stand before and behind what is typed.
 var prompts = [...][2]line{
 	filterPrompt:  {"filter: ", "  Enter keeps it, Esc clears it"},
 	commandPrompt: {":", "  pin userspace, pin kernel, pin auto; Enter does it, Esc doesn't"},

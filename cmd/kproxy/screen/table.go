@@ -182,7 +182,7 @@ func (g *glyphs) mark(r rank) line {
 	return [...]line{wrong: styled(bad, g.wrong), changing: styled(warn, g.changing), fine: " "}[r]
 }
 
-// stateLooks are those of states that aren't plain.
+// stateLooks map states that aren't plain to their looks.
 var stateLooks = map[plan.State]ansi.Style{plan.StateRejecting: bad, plan.StateQualifying: warn, plan.StateRecalled: warn, plan.StateOffloaded: good}
 
 // planeName shortens the name of a data plane for narrow screens.
