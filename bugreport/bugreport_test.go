@@ -314,7 +314,7 @@ func TestReportWithoutNFT(t *testing.T) {
 	t.Setenv("PATH", t.TempDir())
 	text, err := nftables(t.Context())
 	for _, want := range []string{
-		"    10.96.0.10 . tcp . 80 . 0x00000001 : 10.2.0.2 . 9000\n", "    10.96.0.10 . udp . 53 : goto pick\n", "    10.1.0.0-10.1.255.255\n", "    52:54:00:ab:cd:ef\n", "{ 80 : 10.2.0.3 }",
+		"  10.96.0.10 . tcp . 80 . 0x00000001 : 10.2.0.2 . 9000\n", "  10.96.0.10 . udp . 53 : goto pick\n", "  10.1.0.0-10.1.255.255\n", "  52:54:00:ab:cd:ef\n", "{ 80 : 10.2.0.3 }",
 	} {
 		if err != nil || !strings.Contains(string(text), want) {
 			t.Errorf("%v: there is no %q in\n%s", err, want, text)

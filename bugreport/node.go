@@ -27,8 +27,8 @@ import (
 )
 
 const (
-	// routesAtMost and flowsAtMost bound what a node may have millions of.
-	routesAtMost, flowsAtMost = 5000, 2000
+	// routesAtMost, flowsAtMost and elementsAtMost, of a set, bound what a node may have millions of.
+	routesAtMost, flowsAtMost, elementsAtMost = 5000, 2000, 1000
 	// journalLines are the last ones of a unit for systemd.
 	journalLines = "500"
 )
@@ -65,7 +65,7 @@ func (r *Report) AddNode(ctx context.Context) {
 			r.add(ctx, "rules/"+p+"-save.txt", "rules of "+p+", with counters", program(p+"-save", "-c"))
 		}
 	}
-	r.add(ctx, "rules/nft.txt", "all tables of nftables", nftables)
+	r.add(ctx, "rules/nft.txt", fmt.Sprintf("all tables of nftables, with %d elements of a set at most", elementsAtMost), nftables)
 	r.add(ctx, "rules/ipset.txt", "sets of ipset", program("ipset", "save"))
 	r.add(ctx, "conntrack.txt", fmt.Sprintf("the first %d entries of connection tracking", flowsAtMost), flows)
 	r.add(ctx, "net.txt", "the kernel's counters of packets, sockets and virtual servers", counters)
@@ -273,28 +273,32 @@ func interfaces(context.Context) ([]byte, error) {
 	return b.Bytes(), err
 }
 
-// nftables prints all tables by nft, or what can be read without it, as in kproxy's image.
+// nftables prints all tables by nft, or what can be read without it, as in kproxy's image; then elements as kproxy reads them, some of each
+// set: nft takes minutes to list 10,000 services.
 func nftables(ctx context.Context) ([]byte, error) {
-	list := program("nft", "list", "ruleset")
-	if _, err := exec.LookPath("nft"); err == nil {
-		return list(ctx)
-	}
+	list, err := program("nft", "--terse", "list", "ruleset")(ctx)
 	b := limited{room: fileAtMost + 1}
-	fmt.Fprint(&b, "# There is no program nft: chains, rules and sets as kproxy reads them.\n")
+	b.Write(list)
+	_, missing := exec.LookPath("nft")
+	if missing != nil {
+		fmt.Fprint(&b, "# There is no program nft: chains and rules as kproxy reads them.\n")
+		err = nil
+	}
 	for _, f := range []service.Family{service.IPv4, service.IPv6} {
-		t, err := netfilter.Read(ctx, netfilter.DefaultConfig(), f)
-		if err != nil {
-			return b.Bytes(), err
+		t, problem := netfilter.Read(ctx, netfilter.DefaultConfig(), f)
+		if problem != nil {
+			return b.Bytes(), errors.Join(err, problem)
 		}
 		fmt.Fprintf(&b, "\n# %s\n", f)
 		for _, n := range t.Notes {
 			fmt.Fprintf(&b, "# %s\n", n)
 		}
-		if err := t.WriteNFT(&b); err != nil {
-			return b.Bytes(), err
+		if missing != nil {
+			t.WriteNFT(&b)
 		}
+		t.WriteNFTSets(&b, elementsAtMost)
 	}
-	return b.Bytes(), nil
+	return b.Bytes(), err
 }
 
 func flows(context.Context) ([]byte, error) {

@@ -84,6 +84,29 @@ func TestRow(t *testing.T) {
 	}
 }
 
+func TestShorten(t *testing.T) {
+	service := func(name, node string, usable bool) ServiceStatus {
+		return ServiceStatus{Namespace: "ns", Name: name, Endpoints: []EndpointStatus{{Node: node, Usable: usable}}}
+	}
+	st := Status{Services: []ServiceStatus{service("a", "n1", true), service("b", "n2", true), service("c", "n2", true), service("d", "n1", false)}}
+	whole := st
+	whole.Shorten(4)
+	if len(whole.Services) != 4 || whole.Others != nil {
+		t.Errorf("of four, four: %+v", whole)
+	}
+	short := st
+	short.Shorten(2)
+	if len(short.Services) != 2 || short.Services[0].Name != "d" || short.Services[1].Name != "a" {
+		t.Errorf("two of four are %+v, want the one in trouble, then the first", short.Services)
+	}
+	if diff := cmp.Diff([]string{"ns/b", "n2", "ns/c"}, short.Others); diff != "" {
+		t.Errorf("others (-want +got):\n%s", diff)
+	}
+	if st.Services[0].Name != "a" {
+		t.Error("the status it was copied from has changed")
+	}
+}
+
 func TestTargets(t *testing.T) {
 	w := newWorld(t)
 	w.set(port("a"), "10.0.0.2 n1 ready", "10.0.0.1 n1 ready", "10.0.0.3 n1", "10.0.0.4 n2 serving terminating")

@@ -28,6 +28,35 @@ type Status struct {
 	Sources       []SourceStatus  `json:"sources"`
 	Capabilities  []Capability    `json:"capabilities"`
 	Services      []ServiceStatus `json:"services"`
+	Others        []string        `json:"others,omitempty"` // what Shorten has left out
+}
+
+// Shorten leaves n service ports at most, those in trouble first, and names the others and the nodes of their endpoints.
+func (s *Status) Shorten(n int) {
+	if len(s.Services) <= n {
+		return
+	}
+	var all [2][]ServiceStatus
+	for i := range s.Services {
+		if s.Services[i].InTrouble() {
+			all[0] = append(all[0], s.Services[i])
+		} else {
+			all[1] = append(all[1], s.Services[i])
+		}
+	}
+	s.Services = slices.Concat(all[0], all[1])
+	nodes := map[string]bool{"": true}
+	for i := range s.Services[n:] {
+		left := &s.Services[n+i]
+		s.Others = append(s.Others, left.Title())
+		for k := range left.Endpoints {
+			if name := left.Endpoints[k].Node; !nodes[name] {
+				nodes[name] = true
+				s.Others = append(s.Others, name)
+			}
+		}
+	}
+	s.Services = s.Services[:n]
 }
 
 // PassiveHealth reports what clients' own packets have shown.
@@ -127,6 +156,12 @@ func (s *ServiceStatus) UsableEndpoints() (n int) {
 		}
 	}
 	return n
+}
+
+// InTrouble reports whether the service port has something that a user would ask about.
+func (s *ServiceStatus) InTrouble() bool {
+	ejected := func(e EndpointStatus) bool { return e.Ejected != nil }
+	return len(s.Problems) > 0 || s.Degraded != "" || s.Connections.Failed > 0 || s.UsableEndpoints() == 0 || slices.ContainsFunc(s.Endpoints, ejected)
 }
 
 // Connections counts what a service carried in every data plane, in the same way.

@@ -64,8 +64,19 @@ func API(c APIConfig) http.Handler {
 	return withSecurityHeaders(ownHost(readOnly(mux)))
 }
 
+// status answers with the status, with ?services=N of N service ports at most ([plan.Status.Shorten]).
 func status(src Source) http.HandlerFunc {
-	return answer(func(http.ResponseWriter, *http.Request) (any, error) { return src.Status(), nil })
+	return answer(func(_ http.ResponseWriter, r *http.Request) (any, error) {
+		st := src.Status()
+		if most := r.URL.Query().Get("services"); most != "" {
+			n, err := strconv.ParseUint(most, 10, 31)
+			if err != nil {
+				return nil, Refusal(http.StatusBadRequest, "services: %q is no number", most)
+			}
+			st.Shorten(int(n))
+		}
+		return st, nil
+	})
 }
 
 // connectionList is the JSON of live connections.

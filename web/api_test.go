@@ -127,6 +127,20 @@ func TestStatusIsTheContractsJSON(t *testing.T) {
 	}
 }
 
+func TestStatusOfSomeServices(t *testing.T) {
+	src := shop()
+	var got plan.Status
+	if err := json.Unmarshal(get(api(src), "/api/v1/status?services=1").Body.Bytes(), &got); err != nil {
+		t.Fatal(err)
+	}
+	if len(got.Services) != 1 || len(got.Others) == 0 {
+		t.Errorf("of %d services, asked for one, got %d, and others %q", len(src.status.Services), len(got.Services), got.Others)
+	}
+	if w := get(api(src), "/api/v1/status?services=-1"); w.Code != http.StatusBadRequest {
+		t.Errorf("for -1 services: %d %s", w.Code, w.Body)
+	}
+}
+
 func TestAPIOnlyReads(t *testing.T) {
 	h := api(shop())
 	for _, path := range []string{"/", "/api/v1/status", "/api/v1/events", "/metrics", "/pin", "/api/v1/live", "/api/v1/history", "/api/v1/timeline", "/api/v1/service", "/api/v1/node", "/ui/index.html"} {

@@ -31,8 +31,9 @@ const (
 	// reportTime bounds the questions of a report, unless --timeout says otherwise. What then isn't answered, or masked and compressed, is
 	// left out; to finish the file at hand takes less than the rest of half a minute.
 	reportTime = 20 * time.Second
-	// servicesDescribed is how many service ports are described, those in trouble first; status.json has all.
-	servicesDescribed = 200
+	// servicesReported is how many service ports a report has, those in trouble first, and servicesDescribed how many of them are described:
+	// of 10,000 with ten endpoints each, all would cost seconds of processor time, and fill the archive.
+	servicesReported, servicesDescribed = 500, 200
 )
 
 func maskFlag() cli.Flag {
@@ -124,6 +125,10 @@ func listen(ctx context.Context, client *web.Client) *said {
 	a := &said{raw: map[string][]byte{}, errs: map[string]error{}}
 	var dead error
 	for _, path := range []string{"/status", "/log", "/configz", "/metrics", "/timeline"} {
+		query := ""
+		if path == "/status" {
+			query = fmt.Sprintf("?services=%d", servicesReported)
+		}
 		ctx, cancel := bugreport.Step(ctx)
 		switch {
 		case dead != nil:
@@ -131,7 +136,7 @@ func listen(ctx context.Context, client *web.Client) *said {
 		case path == "/timeline":
 			a.events, a.errs[path] = pastEvents(ctx, client, []string{""}, eventsAtMost)
 		default:
-			a.raw[path], a.errs[path] = client.Text(ctx, path)
+			a.raw[path], a.errs[path] = client.Text(ctx, path+query)
 		}
 		cancel()
 		if err := a.errs[path]; errors.Is(err, web.ErrNotRunning) || errors.Is(err, web.ErrNoAnswer) || errors.Is(err, os.ErrPermission) {
@@ -172,6 +177,9 @@ func (a *said) names() []string {
 				out = append(out, s.Endpoints[k].Node)
 			}
 		}
+		for _, title := range a.status.Others {
+			out = append(out, titleParts(title)...)
+		}
 		for _, s := range a.status.Sources {
 			out = append(out, pathNames(s.Name)...)
 		}
@@ -180,7 +188,7 @@ func (a *said) names() []string {
 		}
 	}
 	for i := range a.events {
-		out = append(out, strings.FieldsFunc(a.events[i].Service, func(r rune) bool { return r == '/' || r == ':' })...)
+		out = append(out, titleParts(a.events[i].Service)...)
 	}
 	var cfg struct {
 		Manifests                                    []string
@@ -196,6 +204,11 @@ func (a *said) names() []string {
 		out = append(out, cfg.HostnameOverride)
 	}
 	return out
+}
+
+// titleParts splits a service port's title, NAMESPACE/NAME:PORT.
+func titleParts(title string) []string {
+	return strings.FieldsFunc(title, func(r rune) bool { return r == '/' || r == ':' })
 }
 
 // usualFolders are parts of paths that every host has.
@@ -227,7 +240,7 @@ func (a *said) standOut(r *bugreport.Report) {
 		}
 		trouble := 0
 		for i := range st.Services {
-			if s := &st.Services[i]; inTrouble(s) {
+			if s := &st.Services[i]; s.InTrouble() {
 				if trouble++; trouble <= 20 {
 					r.StandsOut("%s: %s, %s, %s endpoints, %d failed connections: %s", s.Title(), s.DataPlane, s.State, endpointsTitle(s), s.Connections.Failed, strings.Join(append([]string{s.Reason}, s.Problems...), "; "))
 				}
@@ -250,14 +263,6 @@ func (a *said) standOut(r *bugreport.Report) {
 	}
 }
 
-// inTrouble reports whether a service port has something that a user would ask about.
-func inTrouble(s *plan.ServiceStatus) bool {
-	if len(s.Problems) > 0 || s.Degraded != "" || s.Connections.Failed > 0 || s.UsableEndpoints() == 0 {
-		return true
-	}
-	return len(firstEjected(s)) > 0
-}
-
 // add adds what kproxy says.
 func (a *said) add(r *bugreport.Report) {
 	text := func(print func(io.Writer) error) []byte {
@@ -271,7 +276,7 @@ func (a *said) add(r *bugreport.Report) {
 	r.Add("log.txt", "the last lines that kproxy logged", a.raw["/log"], a.errs["/log"])
 	r.Add("config.json", "the configuration in effect, defaults included", a.raw["/configz"], a.errs["/configz"])
 	if st := a.status; st != nil {
-		r.Add("status.txt", "kproxy status -o wide", text(func(w io.Writer) error { return printStatus(w, *st, true) }), nil)
+		r.Add("status.txt", "kproxy status -o wide, of services as in status.json", text(func(w io.Writer) error { return printStatus(w, *st, true) }), nil)
 		r.Add("describe.txt", fmt.Sprintf("kproxy describe of %d service ports, those in trouble first", servicesDescribed), text(a.describe), nil)
 		r.Add("capabilities.txt", "what kproxy found on this host", text(func(w io.Writer) error {
 			for _, c := range st.Capabilities {
@@ -287,7 +292,7 @@ func (a *said) add(r *bugreport.Report) {
 		return (&eventPrinter{w: w}).print(a.events)
 	}), a.errs["/timeline"])
 	r.Add("metrics.txt", "the metrics that Prometheus gets", a.raw["/metrics"], a.errs["/metrics"])
-	r.Add("status.json", "kproxy status -o json", a.raw["/status"], a.errs["/status"])
+	r.Add("status.json", fmt.Sprintf("kproxy status -o json, of %d service ports at most, those in trouble first", servicesReported), a.raw["/status"], a.errs["/status"])
 }
 
 // describe describes service ports.
@@ -300,7 +305,7 @@ func (a *said) describe(w io.Writer) error {
 	for _, troubled := range []bool{true, false} {
 		for i := range a.status.Services {
 			s := &a.status.Services[i]
-			if inTrouble(s) != troubled || left == 0 {
+			if s.InTrouble() != troubled || left == 0 {
 				continue
 			}
 			left--

@@ -3,6 +3,7 @@ package main
 import (
 	"archive/tar"
 	"compress/gzip"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -96,6 +97,28 @@ func TestBugreport(t *testing.T) {
 	one, other := reported(t, "--socket", socket, "--mask-key", "k"), reported(t, "--socket", socket, "--mask-key", "k")
 	if one["status.json"] != other["status.json"] || one["status.json"] == masked["status.json"] {
 		t.Error("the same key doesn't make the same names, or another does")
+	}
+}
+
+// Of many services a report has some, the one in trouble first, and a mask hides the names of all.
+func TestBugreportOfManyServices(t *testing.T) {
+	f := dns()
+	like := f.status.Services[0]
+	for i := range servicesReported {
+		like.Namespace, like.Name = fmt.Sprintf("tenant-%d", i), "acme"
+		f.status.Services = append(f.status.Services, like)
+	}
+	last := &f.status.Services[len(f.status.Services)-1]
+	last.Namespace, last.Problems = "troubled", []string{"nobody knows"}
+	f.log = fmt.Sprintf("level=INFO msg=\"it is about tenant-%d\"\n", servicesReported-2)
+	socket := f.serve(t)
+	files := reported(t, "--socket", socket)
+	var st plan.Status
+	if err := json.Unmarshal([]byte(files["status.json"]), &st); err != nil || len(st.Services) != servicesReported || st.Services[0].Namespace != "troubled" {
+		t.Fatalf("%v; %d services, the first %+v", err, len(st.Services), st.Services[:1])
+	}
+	if log := reported(t, "--socket", socket, "--mask")["log.txt"]; strings.Contains(log, "tenant") || !strings.Contains(log, "it is about") {
+		t.Errorf("masked, the log is %q", log)
 	}
 }
 

@@ -28,13 +28,7 @@ func ListNFTables(s Dumper, message uint16, family uint8, which func([]byte) []b
 	var last [][]byte
 	for i := 0; ; i++ {
 		var list [][]byte
-		err := s.Dump(func(b []byte) []byte {
-			b = AppendNetfilter(AppendRequest(b, unix.NFNL_SUBSYS_NFTABLES<<8|message, unix.NLM_F_DUMP), family)
-			if which != nil {
-				b = which(b)
-			}
-			return b
-		}, func(body []byte) {
+		err := s.Dump(nftList(message, family, which), func(body []byte) {
 			if len(body) >= SizeofNetfilter {
 				list = append(list, bytes.Clone(body))
 			}
@@ -55,6 +49,32 @@ func ListNFTables(s Dumper, message uint16, family uint8, which func([]byte) []b
 		}
 		return nil
 	}
+}
+
+// nftList returns what appends the request for a list.
+func nftList(message uint16, family uint8, which func([]byte) []byte) func([]byte) []byte {
+	return func(b []byte) []byte {
+		b = AppendNetfilter(AppendRequest(b, unix.NFNL_SUBSYS_NFTABLES<<8|message, unix.NLM_F_DUMP), family)
+		if which != nil {
+			b = which(b)
+		}
+		return b
+	}
+}
+
+// SampleNFTables calls each with the attributes of one message after another of such a list until it returns false. Others may change the
+// list meanwhile.
+func SampleNFTables(message uint16, family uint8, which func([]byte) []byte, each func(attributes []byte) bool) error {
+	s, err := Open(unix.NETLINK_NETFILTER, nftRoom)
+	if err != nil {
+		return err
+	}
+	defer s.Close()
+	err = s.DumpWhile(nftList(message, family, which), func(body []byte) bool { return each(body[min(len(body), SizeofNetfilter):]) })
+	if errors.Is(err, ErrInterrupted) {
+		return nil
+	}
+	return err
 }
 
 // DumpNFTables is [ListNFTables] in the network namespace of the calling thread. A kernel

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"iter"
 	"maps"
 	"slices"
 	"strings"
@@ -262,14 +263,27 @@ func (t *nftTable) readElements(s *nftSet) {
 		return
 	}
 	s.read = true
-	s.err = nlmsg.DumpNFTables(unix.NFT_MSG_GETSETELEM, t.family, func(b []byte) []byte {
+	s.err = nlmsg.DumpNFTables(unix.NFT_MSG_GETSETELEM, t.family, t.listOf(s), func(_ uint8, b []byte) { s.add(b) })
+	s.join()
+}
+
+// listOf returns what appends to a request which elements are meant.
+func (t *nftTable) listOf(s *nftSet) func([]byte) []byte {
+	return func(b []byte) []byte {
 		b = nlmsg.AppendText(b, unix.NFTA_SET_ELEM_LIST_TABLE, t.name)
 		return nlmsg.AppendText(b, unix.NFTA_SET_ELEM_LIST_SET, s.name)
-	}, func(_ uint8, b []byte) {
-		for _, element := range nlmsg.Attributes(attributesOf(b)[unix.NFTA_SET_ELEM_LIST_ELEMENTS]) {
-			s.elements = append(s.elements, decodeElement(element))
-		}
-	})
+	}
+}
+
+// add adds the elements of a message.
+func (s *nftSet) add(message []byte) {
+	for _, element := range nlmsg.Attributes(attributesOf(message)[unix.NFTA_SET_ELEM_LIST_ELEMENTS]) {
+		s.elements = append(s.elements, decodeElement(element))
+	}
+}
+
+// join joins the parts of ranges, once all elements are there.
+func (s *nftSet) join() {
 	if s.flags&unix.NFT_SET_INTERVAL != 0 && s.flags&nlmsg.SetConcat == 0 {
 		s.elements = joinRanges(s.elements)
 	}
@@ -435,14 +449,9 @@ func hostNumber(b []byte) uint64 {
 	return n
 }
 
-// WriteNFT writes the chains, rules and sets of nftables that [Read] found and that iptables hasn't printed, one a line, table by table.
-func (t *Tables) WriteNFT(w io.Writer) error {
-	written := map[*ruleset]bool{}
-	for _, b := range t.Bases {
-		if b.Source != sourceNFT || written[b.set] {
-			continue
-		}
-		written[b.set] = true
+// WriteNFT writes the chains and rules of nftables that [Read] found and that iptables hasn't printed, one a line, table by table.
+func (t *Tables) WriteNFT(w io.Writer) {
+	for b := range t.nftTables() {
 		fmt.Fprintf(w, "table %s\n", b.Table)
 		for _, name := range slices.Sorted(maps.Keys(b.set.chains)) {
 			c := b.set.chains[name]
@@ -456,18 +465,48 @@ func (t *Tables) WriteNFT(w io.Writer) error {
 				fmt.Fprintf(w, "    %s\n", r.text)
 			}
 		}
+	}
+}
+
+// WriteNFTSets writes the sets and maps of these tables, with so many elements of each at most. Where there are more, a range is where it
+// begins and, before that, where the one below ends, as the kernel lists them.
+func (t *Tables) WriteNFTSets(w io.Writer, atMost int) {
+	for b := range t.nftTables() {
 		for _, name := range slices.Sorted(maps.Keys(b.set.nft.sets)) {
-			s := b.set.nft.sets[name]
-			if _, err := fmt.Fprintf(w, "  set %s\n", name); err != nil {
-				return err
+			s := *b.set.nft.sets[name]
+			s.elements = nil
+			err := nlmsg.SampleNFTables(unix.NFT_MSG_GETSETELEM, b.set.nft.family, b.set.nft.listOf(&s), func(m []byte) bool {
+				s.add(m)
+				return len(s.elements) <= atMost
+			})
+			more := ""
+			if len(s.elements) > atMost {
+				s.elements, more = s.elements[:atMost], ", and more"
+			} else {
+				s.join()
 			}
-			if b.set.nft.readElements(s); s.err != nil {
-				fmt.Fprintf(w, "    # %v\n", s.err)
+			fmt.Fprintf(w, "%s %s: %d elements%s\n", b.Table, name, len(s.elements), more)
+			if err != nil {
+				fmt.Fprintf(w, "  # %v\n", err)
 			}
 			for i := range s.elements {
-				fmt.Fprintf(w, "    %s\n", s.text(&s.elements[i], func(key []byte) string { return typed(s.keyType, key) }))
+				fmt.Fprintf(w, "  %s\n", s.text(&s.elements[i], func(key []byte) string { return typed(s.keyType, key) }))
 			}
 		}
 	}
-	return nil
+}
+
+// nftTables yields a base chain of each table.
+func (t *Tables) nftTables() iter.Seq[*Base] {
+	return func(yield func(*Base) bool) {
+		seen := map[*ruleset]bool{}
+		for _, b := range t.Bases {
+			if b.Source == sourceNFT && !seen[b.set] {
+				seen[b.set] = true
+				if !yield(b) {
+					return
+				}
+			}
+		}
+	}
 }

@@ -194,6 +194,29 @@ func (s *scene) nft(commands string) {
 	}
 }
 
+// Chains, rules and sets of tables are written, and of a set some elements.
+func TestWriteNFT(t *testing.T) {
+	kerneltest.Namespace(t)
+	run(t, `nft 'add table ip x; add set ip x small { type ipv4_addr . inet_service; elements = { 10.1.2.3 . 80 }; }
+add set ip x ranges { type ipv4_addr; flags interval; elements = { 10.1.0.0-10.1.0.9 }; }; add map ip x names { type inet_service : verdict; elements = { 81 : drop }; }
+add set ip x large { type inet_service; elements = { 1, 2, 3, 4, 5 }; }; add chain ip x c { type filter hook prerouting priority 7; }; add rule ip x c ip saddr . tcp dport @small drop'`)
+	var b strings.Builder
+	tables := read(t, service.IPv4, kernel.VariantNFT(), knownHost{})
+	tables.WriteNFT(&b)
+	if want := "table ip x\n  chain c\n    type filter hook prerouting priority 7 policy accept\n    ip saddr . tcp dport @small drop\n"; b.String() != want {
+		t.Errorf("chains are\n%s\nwant\n%s", b.String(), want)
+	}
+	b.Reset()
+	tables.WriteNFTSets(&b, 4)
+	for _, want := range []string{
+		"ip x small: 1 elements\n  10.1.2.3 . 80\n", "ip x ranges: 1 elements\n  10.1.0.0-10.1.0.9\n", "ip x names: 1 elements\n  81 : drop\n", "ip x large: 4 elements, and more\n",
+	} {
+		if !strings.Contains(b.String(), want) {
+			t.Errorf("sets lack %q:\n%s", want, b.String())
+		}
+	}
+}
+
 // TestWritesRulesAsNFT: the text of a rule is nft's own.
 func TestWritesRulesAsNFT(t *testing.T) {
 	kerneltest.Namespace(t)
