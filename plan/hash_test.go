@@ -158,7 +158,7 @@ func TestKernelHashKnowsEveryField(t *testing.T) {
 		"Port.Created": "decides who gets an address", "Port.Number": frontends, "Port.NodePort": frontends, "Port.ClusterIPs": frontends, "Port.ExternalIPs": frontends,
 		"Port.LoadBalancerIPs": frontends, "Port.SourceRanges": frontends, "Port.ExternallyAccessible": frontends, "Port.InternalLocal": frontends, "Port.ExternalLocal": frontends,
 		"Port.HealthCheckNodePort": "the agent's", "Port.Scheduler": "in Service.Scheduler", "Port.Prefer": decides, "Port.Health": groups, "Port.ProxyProtocol": decides,
-		"Port.ConnectTimeout": userspace, "Port.Retries": userspace, "Port.IdleTimeout": userspace, "Port.Problems": "for people", "Port.Source": "for people",
+		"Port.ConnectTimeout": userspace, "Port.Retries": userspace, "Port.IdleTimeout": userspace, "Port.Responses": userspace, "Port.Problems": "for people", "Port.Source": "for people",
 
 		"Policy.Mode": decides, "Policy.OffloadAfter": decides, "Policy.OffloadMinConnections": decides, "Policy.DrainedBy": decides, "Policy.BackoffMax": decides, "Policy.FlapLimit": decides,
 		"Policy.NodePodCIDRs": "in PodCIDRs", "Policy.ExcludeCIDRs": "in Endpoints",

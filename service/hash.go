@@ -132,6 +132,7 @@ func (h *Hasher) port(p *Port) {
 	h.Uint(uint64(p.ConnectTimeout))
 	h.Uint(uint64(p.Retries))
 	h.Uint(uint64(p.IdleTimeout))
+	h.Uint(uint64(p.Responses))
 	h.strings(p.Problems)
 }
 

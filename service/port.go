@@ -107,12 +107,24 @@ type Port struct {
 	ConnectTimeout time.Duration // userspace: per dial; 0 for the default (1s)
 	Retries        int           // userspace: further endpoints tried; -1 for the default (3)
 	IdleTimeout    time.Duration // userspace; 0 for the default (TCP none, UDP 60s)
+	Responses      int           // userspace, UDP: answers to each datagram, the last of which ends its session; 0: that isn't known, -1: for the default
 
 	// Problems are annotations that were not understood, one sentence each.
 	// The Port is served as without them.
 	Problems []string
 
 	Source string // "file:line" where it was read; empty for the API server
+}
+
+// UDPResponses returns how many answers each datagram has; 0 where that isn't known. DNS has one (RFC 1035, section 4.2.1).
+func (p *Port) UDPResponses() int {
+	switch {
+	case p.Responses >= 0:
+		return p.Responses
+	case p.Number == 53:
+		return 1
+	}
+	return 0
 }
 
 // Endpoint is one address that serves a Port.

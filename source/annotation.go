@@ -38,6 +38,7 @@ const (
 	annotationConnectTimeout = "connect-timeout"
 	annotationRetries        = "retries"
 	annotationIdleTimeout    = "idle-timeout"
+	annotationResponses      = "udp-responses"
 	annotationWeights        = "weights"
 )
 
@@ -45,6 +46,7 @@ const (
 // hours, a million retries) from taking a service down silently.
 const (
 	maxRetries    = 10 // each is a connect, for one SYN of a client
+	maxResponses  = 1000
 	maxRiseFall   = 1000
 	maxDial       = 5 * time.Minute
 	maxProbe      = time.Hour
@@ -93,6 +95,7 @@ var setters = map[string]func(*service.Port, string) error{
 	annotationConnectTimeout: setDuration(func(p *service.Port) *time.Duration { return &p.ConnectTimeout }, maxDial),
 	annotationRetries:        setNumber(func(p *service.Port) *int { return &p.Retries }, 0, maxRetries),
 	annotationIdleTimeout:    setDuration(func(p *service.Port) *time.Duration { return &p.IdleTimeout }, maxIdle),
+	annotationResponses:      setNumber(func(p *service.Port) *int { return &p.Responses }, 0, maxResponses),
 	annotationWeights: func(*service.Port, string) error {
 		return fmt.Errorf("an annotation of EndpointSlices, not of Services")
 	},

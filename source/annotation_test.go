@@ -17,7 +17,7 @@ import (
 )
 
 func annotated(protocol service.Protocol, annotations map[string]string) service.Port {
-	p := service.Port{Key: service.Key{Protocol: protocol}, Retries: -1}
+	p := service.Port{Key: service.Key{Protocol: protocol}, Retries: -1, Responses: -1}
 	annotate(&p, annotations)
 	annotateProtocol(&p)
 	return p
@@ -128,6 +128,11 @@ func TestAnnotationValues(t *testing.T) {
 			"720h":  good(func(p *service.Port) { p.IdleTimeout = 720 * time.Hour }),
 			"never": bad(`kproxy.dev/idle-timeout: "never" is not a duration (such as 500ms or 2s) from 1ms to 720h0m0s`),
 		},
+		"udp-responses": {
+			"0":  good(func(p *service.Port) { p.Responses = 0 }),
+			"2":  good(func(p *service.Port) { p.Responses = 2 }),
+			"-1": bad(`kproxy.dev/udp-responses: "-1" is not a whole number from 0 to 1000`),
+		},
 		"weights": {
 			"10.2.0.2=1": bad(`kproxy.dev/weights: "10.2.0.2=1" is an annotation of EndpointSlices, not of Services`),
 		},
@@ -137,7 +142,7 @@ func TestAnnotationValues(t *testing.T) {
 	}
 	for name, values := range cases {
 		for value, c := range values {
-			want := service.Port{Key: service.Key{Protocol: service.TCP}, Retries: -1}
+			want := service.Port{Key: service.Key{Protocol: service.TCP}, Retries: -1, Responses: -1}
 			c.port(&want)
 			if c.problem != "" {
 				want.Problems = []string{c.problem}
@@ -184,7 +189,7 @@ func TestAnnotationsTogether(t *testing.T) {
 	}
 	for name, c := range cases {
 		t.Run(name, func(t *testing.T) {
-			c.want.Protocol, c.want.Retries = service.TCP, -1
+			c.want.Protocol, c.want.Retries, c.want.Responses = service.TCP, -1, -1
 			if diff := cmp.Diff(c.want, annotated(service.TCP, c.in), compareNetip); diff != "" {
 				t.Errorf("(-want +got):\n%s", diff)
 			}
@@ -264,7 +269,7 @@ func FuzzAnnotations(f *testing.F) {
 	f.Fuzz(func(t *testing.T, name, value string) {
 		p := annotated(service.UDP, map[string]string{AnnotationPrefix + name: value})
 		if !slices.Contains(append(service.Algorithms, ""), p.Algorithm) || p.Retries < -1 || p.Retries > maxRetries ||
-			p.ProxyProtocol != 0 || p.Health.Interval < 0 || p.Health.Rise < 0 || p.IdleTimeout < 0 {
+			p.ProxyProtocol != 0 || p.Health.Interval < 0 || p.Health.Rise < 0 || p.IdleTimeout < 0 || p.Responses < -1 || p.Responses > maxResponses {
 			t.Errorf("%s=%q gives %+v", name, value, p)
 		}
 		if w, err := parseWeights(value); err == nil {

@@ -111,6 +111,7 @@ metadata:
     kproxy.dev/connect-timeout: 250ms
     kproxy.dev/retries: "0"
     kproxy.dev/idle-timeout: 10m
+    kproxy.dev/udp-responses: "2"
     example.com/other: ignored
 spec:
   type: LoadBalancer
@@ -156,6 +157,7 @@ status:
 		ConnectTimeout: 250e6,
 		Retries:        0,
 		IdleTimeout:    600e9,
+		Responses:      2,
 		Source:         "a.yaml:2",
 	}
 	http := base
@@ -185,7 +187,7 @@ spec:
   ports: [{port: 80}]
 `), "node-1")
 	want := service.Port{
-		Key: tcp("web", ""), Number: 80, ClusterIPs: ips("10.96.0.10"), Retries: -1,
+		Key: tcp("web", ""), Number: 80, ClusterIPs: ips("10.96.0.10"), Retries: -1, Responses: -1,
 		Algorithm: service.RoundRobin, Prefer: service.PreferAuto,
 	}
 	got, eps, _ := s.Get(want.Key)
@@ -295,7 +297,7 @@ func TestServiceFields(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			svc := read(t, "kind: Service\nmetadata: {name: x, namespace: default}\nspec: "+c.spec).(*corev1.Service)
 			svc.Spec.ClusterIP = "10.96.0.1"
-			want := service.Port{Key: tcp("x", ""), Number: 80, ClusterIPs: ips("10.96.0.1"), Retries: -1,
+			want := service.Port{Key: tcp("x", ""), Number: 80, ClusterIPs: ips("10.96.0.1"), Retries: -1, Responses: -1,
 				Algorithm: service.RoundRobin, Prefer: service.PreferAuto}
 			c.want(&want)
 			got, _, ok := Build(Objects{Services: []*corev1.Service{svc}}, "n").Get(want.Key)

@@ -42,6 +42,7 @@ func basePort(svc *corev1.Service) service.Port {
 		InternalLocal: deref(svc.Spec.InternalTrafficPolicy, "") == corev1.ServiceInternalTrafficPolicyLocal,
 		Affinity:      affinity(&svc.Spec),
 		Retries:       -1,
+		Responses:     -1,
 	}
 	if t := svc.CreationTimestamp.Time; !t.IsZero() {
 		p.Created = t.UTC()

@@ -1,6 +1,7 @@
 package userspace
 
 import (
+	"cmp"
 	"bufio"
 	"context"
 	"errors"
@@ -63,7 +64,7 @@ func testPlan(services ...testService) *plan.Plan {
 		}
 		port := d.port
 		port.Key = d.key()
-		port.Number = d.vip.Port()
+		port.Number = cmp.Or(port.Number, d.vip.Port())
 		if port.Retries == 0 {
 			port.Retries = -1
 		}

@@ -3,6 +3,7 @@ package userspace
 import (
 	"errors"
 	"fmt"
+	"math"
 	"net/netip"
 	"slices"
 	"time"
@@ -375,6 +376,7 @@ func (t *takeover) session(row *handover.Session) error {
 	x := &session{
 		in: int(row.Interface), first: -1, last: -1, phase: ready,
 		pending: row.Pending, greeted: row.Greeted, copied: append([]byte(nil), row.Copied...), resends: int(row.Resends), errors: int(row.Errors),
+		owed: math.MaxInt32, // what is to come isn't handed over: it ends by silence
 	}
 	f, client, endpoint, err := t.flow(&row.Flow, &x.described)
 	from, to := handover.Unpacked(row.From), handover.Unpacked(append(append([]byte(nil), row.To...), 0, 0))

@@ -67,6 +67,7 @@ type session struct {
 	timer       timer // checks whether it's still in use
 	asked       int   // datagrams from the client, as far as they matter: up to 2
 	answers     int   // and from the endpoint
+	owed        int   // answers that are to come, where a datagram has a known number of them
 	class       atomic.Int32
 
 	// An endpoint that is gone answers a datagram with an ICMP error. Then the
@@ -118,6 +119,7 @@ func (x *session) forward() {
 		x.exceed(ds[0])
 	default:
 		x.count(len(ds), 0)
+		x.owed += len(ds) * x.front.view.plan.Port.UDPResponses()
 		x.send(ds)
 	}
 }
@@ -357,11 +359,15 @@ func (x *session) answered(n, bytes int) {
 	x.active.Store(x.worker.now)
 	x.meters[endpointSide].add(bytes)
 	x.count(0, n)
+	x.owed -= n
 	if !x.greeted {
 		x.greeted = true
 		x.worker.server.cfg.OnAnswered(service.UDP, x.endpoint.Load().address)
 	}
 }
+
+// complete reports whether nothing more is to come, as each datagram has had as many answers as the service says.
+func (x *session) complete() bool { return x.owed <= 0 && x.front.view.plan.Port.UDPResponses() > 0 }
 
 // broken handles an error that came back from the endpoint or the way to it.
 func (x *session) broken(err error) {

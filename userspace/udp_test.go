@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"fmt"
 	"net"
 	"net/netip"
 	"os"
@@ -166,6 +167,40 @@ func TestUDPIdleTimeout(t *testing.T) {
 	udpAsk(t, c, "x")
 	if got := s.Counters()[udpKey()].Total; got != 2 {
 		t.Errorf("%d sessions, want 2", got)
+	}
+}
+
+// A session ends with the last of the answers that its service says each datagram has; where it says nothing, with silence.
+func TestUDPResponses(t *testing.T) {
+	for _, c := range []struct {
+		name                    string
+		number, responses, left int // of the service's port; sessions that are left after two questions and their answers
+	}{
+		{"DNS has one", 53, -1, 0}, {"others' aren't known", 80, -1, 1}, {"one by annotation", 80, 1, 0}, {"not known by annotation", 53, 0, 1}, {"more than there are", 80, 2, 1},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			ep, _ := udpEndpoint(t, "a")
+			d := udpService(ep)
+			d.port.Number, d.port.Responses = uint16(c.number), c.responses
+			s := start(t, Config{Origin: newOrigins()}, testPlan(d))
+			client := udpClient(t, s)
+			for _, line := range []string{"x", "y"} { // both may arrive before an answer
+				if _, err := client.Write([]byte(line)); err != nil {
+					t.Fatal(err)
+				}
+			}
+			client.SetReadDeadline(time.Now().Add(patience))
+			b := make([]byte, 10)
+			for range 2 {
+				if _, err := client.Read(b); err != nil {
+					t.Fatal(err)
+				}
+			}
+			eventually(t, fmt.Sprintf("%d sessions are left", c.left), func() bool { return s.Counters()[udpKey()].Active == int64(c.left) })
+			if total := s.Counters()[udpKey()].Total; c.left == 1 && total != 1 {
+				t.Errorf("there were %d sessions, want one that goes on", total)
+			}
+		})
 	}
 }
 

@@ -292,7 +292,9 @@ func (w *udpWorker) reply(x *session, slot, n int) {
 	}
 	w.replies.used += n
 	if count > 0 {
-		x.answered(count, total)
+		if x.answered(count, total); x.complete() {
+			x.end()
+		}
 	}
 }
 

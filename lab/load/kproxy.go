@@ -38,14 +38,19 @@ func (r *Rig) Manifest(name string, address netip.Addr, in plan.DataPlane) lab.M
 // each kind of load, and waits until that is in the data plane in.
 func (r *Rig) StartKProxy(ctx context.Context, program string, in plan.DataPlane, further ...string) error {
 	m := r.Manifest("load", ServiceAddress, in)
+	sessions := r.Manifest("sessions", ServiceAddress, in).Annotate("kproxy.dev/udp-responses", "1") // as nginx is told
 	for _, k := range Kinds {
 		p := lab.ManifestPort{Name: string(k), Protocol: "TCP", Port: k.Port(), Target: k.Port()}
 		if k.UDP() {
 			p.Protocol = "UDP"
 		}
-		m.Ports = append(m.Ports, p)
+		if k == Session {
+			sessions.Ports = append(sessions.Ports, p)
+		} else {
+			m.Ports = append(m.Ports, p)
+		}
 	}
-	if err := errors.Join(os.MkdirAll(r.Manifests(), 0o755), m.Write(r.Manifests())); err != nil {
+	if err := errors.Join(os.MkdirAll(r.Manifests(), 0o755), m.Write(r.Manifests()), sessions.Write(r.Manifests())); err != nil {
 		return err
 	}
 	socket := filepath.Join(r.Dir, "kproxy.sock")

@@ -25,9 +25,8 @@ type Rig struct {
 	KProxy  *web.Client  // of the proxy, if that is kproxy
 	Slow    int          // times as much time for everything; 0 is 1
 
-	servers       []*lab.Process
-	session       int // of the UDP sessions' ports
-	sessionsEnded time.Time
+	servers []*lab.Process
+	session int // of the UDP sessions' ports
 }
 
 // environment of client and server: no signal interrupts a thread that computes,
@@ -84,10 +83,6 @@ func (r *Rig) Down() error {
 	return errors.Join(append(errs, r.Net.Down(), os.RemoveAll(r.Dir))...)
 }
 
-// sessionsRest is the time between two runs of UDP sessions: a proxy keeps a socket
-// for each at least a second, and needs those again.
-const sessionsRest = 1200 * time.Millisecond
-
 // Load runs a load from the client. Its targets and kind must be set; proxies are
 // the processes that carry it.
 func (r *Rig) Load(ctx context.Context, l Load, proxies ...int) (out Outcome, err error) {
@@ -101,12 +96,6 @@ func (r *Rig) Load(ctx context.Context, l Load, proxies ...int) (out Outcome, er
 		}
 		l.FirstPort = r.session
 		r.session += l.Count
-		select {
-		case <-time.After(time.Until(r.sessionsEnded.Add(sessionsRest))):
-		case <-ctx.Done():
-			return out, ctx.Err()
-		}
-		defer func() { r.sessionsEnded = time.Now() }()
 	}
 	arg, err := json.Marshal(l)
 	if err != nil {

@@ -19,19 +19,14 @@ const (
 	longTime  = 2 * time.Second
 )
 
-// sessionCount bounds the UDP sessions of a run. kproxy keeps a descriptor for each
-// for at least a second, as it can't know that no more is to come, and gives UDP a
-// quarter of the descriptors that it may have: a run stays within half of that, so
-// that sessions of the one before can make room. It is short therefore, and is
-// repeated more often.
+// A run of UDP sessions is short, as each has a client's port of its own, and is repeated more often.
 const (
-	sessionCount       = 20_000
-	sessionDescriptors = 10 // descriptors for each
-	sessionRounds      = 3  // for each of others
+	sessionCount  = 20_000
+	sessionRounds = 3 // for each of others
 )
 
 // works are all of them.
-func works(descriptors int) (out []work) {
+func works() (out []work) {
 	add := func(name, title string, l load.Load, figures ...load.Figure) {
 		group := "TCP"
 		if l.Kind.UDP() {
@@ -61,7 +56,7 @@ func works(descriptors int) (out []work) {
 	requests("tcp-rr-1", "TCP request/response, 1 connection", load.Exchange, 1)
 	requests("tcp-rr-64", "TCP request/response, 64 connections", load.Exchange, 64)
 	requests("udp-rr-64", "UDP request/response, 64 sessions", load.Datagram, 64)
-	add("udp-sessions", "new UDP sessions with one request each, 64 at a time", load.Load{Kind: load.Session, Conns: 64, Time: usualTime, Count: min(sessionCount, descriptors/sessionDescriptors)},
+	add("udp-sessions", "new UDP sessions with one request each, 64 at a time", load.Load{Kind: load.Session, Conns: 64, Time: usualTime, Count: sessionCount},
 		rate("sessions"), micros("p99", "99th percentile", (*load.Outcome).P99), cpuPer(10_000, "10,000 sessions"))
 	datagrams("udp-bulk", "UDP bulk, 4 sessions with 64 datagrams of 1400 bytes on the way", load.Window)
 	datagrams("udp-flood", "UDP flood, 4 sessions, datagrams of 1400 bytes as fast as one thread sends", load.Flood)

@@ -147,7 +147,7 @@ func (o *options) run(ctx context.Context, args []string) error {
 
 func (o *options) dataPlane(ctx context.Context, r *report.Report) error {
 	b := &bench{repeat: cmp.Or(o.repeat, dataPlaneRounds), time: o.time, quick: o.quick, config: o.rig, progress: os.Stderr, report: r}
-	for _, w := range works(o.rig.descriptors) {
+	for _, w := range works() {
 		if chosen(o.cases, w.name) {
 			b.works = append(b.works, w)
 		}
@@ -274,7 +274,7 @@ func known(flag string, names, all []string) error {
 
 func caseNames() []string {
 	out := []string{idleName, reloadName, "programming"}
-	for _, w := range works(0) {
+	for _, w := range works() {
 		out = append(out, w.name)
 	}
 	for _, c := range programming.Cases {
@@ -295,7 +295,7 @@ func subjectNames() (out []string) {
 
 func list() error {
 	fmt.Println("cases:")
-	for _, w := range works(0) {
+	for _, w := range works() {
 		fmt.Printf("  %-20s %s\n", w.name, w.Title)
 	}
 	fmt.Printf("  %-20s memory of %d idle connections, and an active one's tail beside them\n", idleName, idleCount)

@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"kproxy.dev/kproxy/kernel/kerneltest"
+	"kproxy.dev/kproxy/lab/load"
 	"kproxy.dev/kproxy/plan"
 	"kproxy.dev/kproxy/service"
 	"kproxy.dev/kproxy/userspace"
@@ -119,7 +120,12 @@ func listen(c ownConfig, port uint16, protocol service.Protocol) (*userspace.Ser
 	}
 	// Connections are made from the node's own address, as other proxies make theirs.
 	p := kerneltest.Plan(plan.ModeUserspace, kerneltest.Service(fmt.Sprint("port-", port), protocol, kerneltest.InUserspace,
-		kerneltest.External(front.String()), kerneltest.Endpoints(netip.AddrPortFrom(c.To, port).String()), func(s *plan.Service) { s.Port.Retries = -1 }))
+		kerneltest.External(front.String()), kerneltest.Endpoints(netip.AddrPortFrom(c.To, port).String()), func(s *plan.Service) {
+			s.Port.Retries = -1
+			if port == load.Session.Port() {
+				s.Port.Responses = 1 // as nginx is told
+			}
+		}))
 	s.Prepare(p, plan.Between(nil, p))
 	s.Commit()
 	return s, nil
