@@ -77,7 +77,7 @@ for name in $(busybox --list); do [[ $name == busybox ]] || ln -s busybox "$root
 put /bin/bash
 put /bin/dash /bin/sh # that of busybox has an nc and a wget of its own: tests want OpenBSD's and GNU's
 put /bin/dash /bin/ash
-for name in curl wget dig host iperf conntrack ip ss nc.openbsd timeout seq getent; do
+for name in curl wget dig host iperf conntrack ip ss nft nc.openbsd timeout seq getent; do
 	rm -f "$root/bin/$name"
 	put "$(command -v "$name")" "/usr/bin/${name%.openbsd}"
 done

@@ -105,7 +105,7 @@ func (o *options) check() error {
 		case !ok:
 			errs = append(errs, fmt.Errorf("-modes: no proxy is called %q; there are userspace, iptables, nftables, auto, kube-proxy, kube-proxy-nftables", m))
 		case o.readme && m != "iptables":
-			errs = append(errs, fmt.Errorf("-readme: kproxy takes kube-proxy's mode, which here is iptables, as its image has no nft: not %s", m))
+			errs = append(errs, fmt.Errorf("-readme: kproxy takes kube-proxy's mode, which here is iptables: not %s", m))
 		case p.kubeProxyMode != "" && (o.rollout || o.plugin):
 			errs = append(errs, fmt.Errorf("-rollout, -plugin: %s is no mode of kproxy", m))
 		}
