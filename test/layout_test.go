@@ -176,7 +176,7 @@ var namesOfPlanes = map[string]map[string]int{
 		"source":           2,  // an annotation
 	},
 	"iptables": {
-		"cmd/kproxy":       3, // the lab's tour
+		"cmd/kproxy":       1, // help
 		"kernel":           4, // its programs
 		"kernel/leftovers": 1,
 		"kernel/nftables":  1, // reads other programs' rules

@@ -7,27 +7,15 @@ import (
 
 	"kproxy.dev/kproxy/cmd/kproxy/screen"
 	"kproxy.dev/kproxy/cmd/kproxy/screen/terminal"
+	"kproxy.dev/kproxy/lab/lesson"
 )
 
-// guide leads through steps beside a screen: it waits for what the step that is shown told the user
+// guide leads through tasks beside a screen: it waits for what the one that is shown told the user
 // to do, by looking at what really is, and says when it has come.
 type guide struct {
-	steps   []guideStep
+	shell   shell
+	tasks   []lesson.Task
 	answers chan answer
-}
-
-// guideStep is a step and what decides that it is done.
-type guideStep struct {
-	screen.Step
-	// setup is run when the step is first shown; nil for nothing.
-	setup func(context.Context) error
-	// skipped is run when the user goes on from the step, which isn't done; nil for nothing. It does what
-	// the user was to do, for the steps that follow.
-	skipped func(context.Context) error
-	// check looks whether the step is done, and says what it saw or what is missing. since is when
-	// the step was first shown, answer what was typed if the step is a question. A step without a
-	// check can't be seen from outside.
-	check func(ctx context.Context, since time.Time, answer string) (done bool, said string)
 }
 
 type answer struct {
@@ -35,18 +23,18 @@ type answer struct {
 	text string
 }
 
-// checkEvery is how often a step is looked at, and checkWithin how long that may take.
+// checkEvery is how often a task is looked at, and checkWithin how long that may take.
 const (
 	checkEvery  = 500 * time.Millisecond
 	checkWithin = 30 * time.Second
 )
 
-func newGuide(steps []guideStep) *guide { return &guide{steps, make(chan answer, 1)} }
+func newGuide(s shell, tasks []lesson.Task) *guide { return &guide{s, tasks, make(chan answer, 1)} }
 
 func (g *guide) views() []screen.Step {
 	var out []screen.Step
-	for _, s := range g.steps {
-		out = append(out, s.Step)
+	for _, t := range g.tasks {
+		out = append(out, screen.Step{Title: t.Title, Text: t.Text, Commands: t.Commands, Look: t.Look, Question: t.Blocks["answer"] != ""})
 	}
 	return out
 }
@@ -60,10 +48,11 @@ func (g *guide) answer(step int, text string) {
 	g.answers <- answer{step, text}
 }
 
-// run looks at the step that m shows until ctx ends.
+// run looks at the task that m shows until ctx ends. Who goes on from one that isn't done has its solution carried out, for the
+// tasks that follow.
 func (g *guide) run(ctx context.Context, m *screen.Model, s *terminal.Screen) {
 	begun, done := map[int]time.Time{}, map[int]bool{}
-	was := 0 // the step that was shown
+	was := 0 // the task that was shown
 	for {
 		var given *answer
 		select {
@@ -78,32 +67,31 @@ func (g *guide) run(ctx context.Context, m *screen.Model, s *terminal.Screen) {
 			return
 		}
 		for ; was < at; was++ {
-			if left := &g.steps[was]; left.skipped != nil && !done[was] {
-				_ = left.skipped(ctx) // what was never begun needs no end
+			if !done[was] {
+				_, _ = g.shell.run(ctx, g.tasks[was].Blocks["solution"], time.Now()) // what was never begun needs no end
 				done[was] = true
 			}
 		}
 		was = at
-		step := &g.steps[at]
-		if step.check == nil || state.Done {
+		task := &g.tasks[at]
+		if len(task.Blocks) == 0 || state.Done {
 			continue
 		}
 		if begun[at].IsZero() {
 			begun[at] = time.Now()
-			if step.setup != nil {
-				if err := step.setup(ctx); err != nil {
-					step.check = nil
-					s.Do(func() { m.Guide(at, screen.StepState{Said: fmt.Sprintf("this step can't begin: %v", err)}) })
-					continue
-				}
+			if _, err := g.shell.run(ctx, task.Blocks["setup"], begun[at]); err != nil {
+				task.Blocks = nil // there is nothing to look at
+				s.Do(func() { m.Guide(at, screen.StepState{Said: fmt.Sprintf("this step can't begin: %v", err)}) })
+				continue
 			}
 		}
 		within, cancel := context.WithTimeout(ctx, checkWithin)
-		switch {
-		case !step.Question:
-			state.Done, state.Said = step.check(within, begun[at], "")
+		switch question := task.Blocks["answer"]; {
+		case question == "":
+			said, err := g.shell.run(within, task.Blocks["check"], begun[at])
+			state.Done, state.Said = err == nil, said
 		case given != nil && given.step == at:
-			state.Done, state.Said = step.check(within, begun[at], given.text)
+			state.Done, state.Said = g.shell.right(within, question, given.text)
 		case state.Said == "":
 			state.Said = "your answer: press a"
 		}

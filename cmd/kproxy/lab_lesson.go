@@ -106,30 +106,33 @@ func runLesson(c *cli.Context, number int, l *lesson.Lesson) (err error) {
 	if err != nil {
 		return err
 	}
-	t := s.newTour(st)
-	if err := errors.Join(s.writeTour(&t), s.writeBin()); err != nil {
+	if _, err := s.writeTour(st); err != nil {
 		return fmt.Errorf("write what the lesson tells to run: %w", err)
 	}
-	sh := shell{mode: mode}
-	steps, err := sh.steps(ctx, l)
-	if err != nil {
-		return err
+	sh := shell{mode}
+	tasks := slices.DeleteFunc(l.Tasks, func(t lesson.Task) bool { // which make no sense in this lab
+		_, err := sh.run(ctx, t.Blocks["when"], time.Now())
+		return err != nil
+	})
+	if ctx.Err() != nil {
+		return ctx.Err()
 	}
-	if len(steps) == 0 {
+	if len(tasks) == 0 {
 		if lacks == nil {
 			lacks = &exitError{exitHost, errors.New("this lesson needs the program nft: install Debian's package nftables")}
 		}
 		return lacks
 	}
-	for i := range steps {
-		steps[i].Title = fmt.Sprintf("Lesson %d, %s: %s", number, l.Title, steps[i].Title)
+	tasks[0].Commands = slices.Concat([]string{"export PATH=" + labBin + ":$PATH"}, tasks[0].Commands)
+	for i := range tasks {
+		tasks[i].Title = fmt.Sprintf("Lesson %d, %s: %s", number, l.Title, tasks[i].Title)
 	}
 	var traffic recentTraffic
 	if err := traffic.start(ctx, s, 20); err != nil {
 		return err
 	}
 	note := func() string { return "the client's last second: " + traffic.second() + missing }
-	return watchStatus(ctx, s.client, screen.Config{Theme: screen.ThemeOf(os.Getenv), Lesson: "default/web:line/TCP", Note: note}, st, s.client.Status, newGuide(steps))
+	return watchStatus(ctx, s.client, screen.Config{Theme: screen.ThemeOf(os.Getenv), Lesson: "default/web:line/TCP", Note: note}, st, s.client.Status, newGuide(sh, tasks))
 }
 
 // binScript runs the kproxy that made the lab; commands that ask a running one ask the lab's.
@@ -162,8 +165,11 @@ func (s *labSession) writeBin() error {
 // shell runs a lesson's blocks, as the learner's shell would.
 type shell struct{ mode string }
 
-// run returns what a block prints to its standard output, without spaces around.
-func (s *shell) run(ctx context.Context, block string, since time.Time) (string, error) {
+// run returns what a block prints to its standard output, without spaces around. An empty one does nothing.
+func (s shell) run(ctx context.Context, block string, since time.Time) (string, error) {
+	if block == "" {
+		return "", nil
+	}
 	cmd := exec.CommandContext(ctx, "bash", "-c", block)
 	cmd.WaitDelay = time.Second // for what it has left running
 	cmd.Env = append(os.Environ(), "PATH="+labBin+":"+os.Getenv("PATH"), "MODE="+s.mode, fmt.Sprintf("SINCE=%.3f", float64(since.UnixMilli())/1000))
@@ -175,46 +181,8 @@ func (s *shell) run(ctx context.Context, block string, since time.Time) (string,
 	return strings.TrimSpace(string(out)), err
 }
 
-// steps are the tasks of l that make sense in this lab.
-func (s *shell) steps(ctx context.Context, l *lesson.Lesson) ([]guideStep, error) {
-	var out []guideStep
-	for i := range l.Tasks {
-		t := &l.Tasks[i]
-		if when := t.Blocks["when"]; when != "" {
-			if _, err := s.run(ctx, when, time.Now()); err != nil {
-				continue
-			}
-		}
-		step := guideStep{Step: screen.Step{Title: t.Title, Text: t.Text, Commands: t.Commands, Question: t.Blocks["answer"] != ""}}
-		if len(out) == 0 {
-			step.Commands = slices.Concat([]string{"export PATH=" + labBin + ":$PATH"}, t.Commands)
-		}
-		if setup := t.Blocks["setup"]; setup != "" {
-			step.setup = func(ctx context.Context) error {
-				_, err := s.run(ctx, setup, time.Now())
-				return err
-			}
-		}
-		if solution := t.Blocks["solution"]; solution != "" {
-			step.skipped = func(ctx context.Context) error {
-				_, err := s.run(ctx, solution, time.Now())
-				return err
-			}
-		}
-		step.check = func(ctx context.Context, since time.Time, answer string) (bool, string) {
-			if step.Question {
-				return s.right(ctx, t.Blocks["answer"], answer)
-			}
-			said, err := s.run(ctx, t.Blocks["check"], since)
-			return err == nil, said
-		}
-		out = append(out, step)
-	}
-	return out, ctx.Err()
-}
-
 // right compares an answer with those that a block finds in the lab.
-func (s *shell) right(ctx context.Context, block, answer string) (bool, string) {
+func (s shell) right(ctx context.Context, block, answer string) (bool, string) {
 	found, _ := s.run(ctx, block, time.Now()) // grep -c that counts none fails
 	switch {
 	case found == "":

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"kproxy.dev/kproxy/cmd/kproxy/screen"
+	"kproxy.dev/kproxy/lab/lesson"
 	"kproxy.dev/kproxy/plan"
 )
 
@@ -24,16 +25,20 @@ func TestTourFits(t *testing.T) {
 		})
 	}
 	for name, tour := range map[string]tour{
-		"iptables":  {mode: plan.ModeIPTables, fallback: plan.IPTables},
-		"ipvs":      {mode: plan.ModeIPVS, fallback: plan.IPVS, servers: onNode("ipvsadm -Ln")},
-		"nftables":  {mode: plan.ModeNFTables, fallback: plan.NFTables, tables: true},
-		"userspace": {mode: plan.ModeUserspace, fallback: plan.None},
+		"iptables":  {Mode: plan.ModeIPTables, Fallback: plan.IPTables},
+		"ipvs":      {Mode: plan.ModeIPVS, Fallback: plan.IPVS, Servers: onNode("ipvsadm -Ln")},
+		"nftables":  {Mode: plan.ModeNFTables, Fallback: plan.NFTables, Tables: true},
+		"userspace": {Mode: plan.ModeUserspace},
 	} {
-		tour.self, tour.manifest, tour.backends, tour.alive, tour.dashboard = "/usr/local/bin/kproxy", labDir+"/manifests/web.yaml", 3, 3*time.Second, "http://198.18.0.2:10249/"
-		g := newGuide(tour.steps())
+		tour.Self, tour.Manifest, tour.Backends, tour.Alive, tour.Dashboard = "/usr/local/bin/kproxy", labDir+"/manifests/web.yaml", 3, 3*time.Second, "http://198.18.0.2:10249/"
+		tasks, err := lesson.Tour(tour)
+		if err != nil {
+			t.Fatal(err)
+		}
+		g := newGuide(shell{}, tasks)
 		m := screen.New(screen.Config{Endpoints: true, Guide: g.views(), Note: func() string { return "the client's last second" }})
 		m.Update(st, time.Now())
-		for i, step := range g.steps {
+		for i, step := range g.views() {
 			m.Guide(i, screen.StepState{Said: "something to happen"})
 			m.Event(plan.Event{Message: "something"})
 			screen := strings.Join(m.Render(time.Now(), 80, 24), "\n")

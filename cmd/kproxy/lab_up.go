@@ -43,14 +43,14 @@ func labUp(c *cli.Context) (err error) {
 	if err != nil {
 		return err
 	}
-	t := s.newTour(st)
-	if err := s.writeTour(&t); err != nil {
+	tasks, err := s.writeTour(st)
+	if err != nil {
 		return fmt.Errorf("write the tour: %w", err)
 	}
 	if canDraw(c.App.Writer) {
-		return s.watch(ctx, st, &t, traffic)
+		return s.watch(ctx, st, newGuide(shell{string(st.Mode)}, tasks), traffic)
 	}
-	if _, err := fmt.Fprintf(c.App.Writer, "the lab is up in mode %s; Ctrl-C takes all of it down\n\n%s\n\n", t.mode, t.text()); err != nil {
+	if _, err := fmt.Fprintf(c.App.Writer, "the lab is up in mode %s; Ctrl-C takes all of it down\n\n%s\n\n", st.Mode, tourText(tasks)); err != nil {
 		return err
 	}
 	return followEvents(ctx, s.client, []string{""}, eventsAtMost, &eventPrinter{w: c.App.Writer})
@@ -74,12 +74,12 @@ func checkLabUp(c *cli.Context) error {
 }
 
 // watch is the lab's screen: the status, the traffic, and the tour step by step.
-func (s *labSession) watch(ctx context.Context, st plan.Status, t *tour, traffic *recentTraffic) error {
+func (s *labSession) watch(ctx context.Context, st plan.Status, g *guide, traffic *recentTraffic) error {
 	c := screen.Config{Theme: screen.ThemeOf(os.Getenv), Endpoints: true}
 	if traffic != nil {
 		c.Note = func() string { return "the client's last second: " + traffic.second() }
 	}
-	return watchStatus(ctx, s.client, c, st, s.client.Status, newGuide(t.steps()))
+	return watchStatus(ctx, s.client, c, st, s.client.Status, g)
 }
 
 // recentTraffic keeps connections coming and remembers the last stretch of

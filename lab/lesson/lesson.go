@@ -12,6 +12,8 @@
 //	answer    the task is a question, and this prints the right answers, one a line
 //	solution  what to run, where sh doesn't say it: for teachers, for tests, and for who skips the task
 //
+// A paragraph that begins with "Look for: " stands behind the block sh. [Tour] is the same as a template, for what depends on the lab.
+//
 // The package reads files that are part of the program, and runs nothing. It is safe for concurrent use.
 package lesson
 
@@ -20,6 +22,7 @@ import (
 	"fmt"
 	"io/fs"
 	"strings"
+	"text/template"
 )
 
 // Lesson is one of the lessons.
@@ -34,12 +37,27 @@ type Task struct {
 	Title    string
 	Text     []string // paragraphs
 	Commands []string // lines of the block sh
+	Look     string   // what to look for then
 	// Blocks are the others, by their languages.
 	Blocks map[string]string
 }
 
-//go:embed *.md
+//go:embed *.md tour.md.tmpl
 var files embed.FS
+
+// Tour returns what there is to try in a lab that a program describes.
+func Tour(lab any) ([]Task, error) {
+	t, err := template.ParseFS(files, "tour.md.tmpl")
+	if err != nil {
+		return nil, fmt.Errorf("read tour: %w", err)
+	}
+	var text strings.Builder
+	if err := t.Execute(&text, lab); err != nil {
+		return nil, fmt.Errorf("write tour: %w", err)
+	}
+	l, err := parse(text.String())
+	return l.Tasks, err
+}
 
 // All returns the lessons in their order.
 func All() ([]Lesson, error) {
@@ -70,7 +88,11 @@ func parse(text string) (l Lesson, err error) {
 	flush := func() {
 		if len(paragraph) > 0 && len(l.Tasks) > 0 {
 			t := &l.Tasks[len(l.Tasks)-1]
-			t.Text = append(t.Text, strings.Join(paragraph, " "))
+			if look, ok := strings.CutPrefix(strings.Join(paragraph, " "), "Look for: "); ok {
+				t.Look = look
+			} else {
+				t.Text = append(t.Text, strings.Join(paragraph, " "))
+			}
 		}
 		paragraph = nil
 	}
@@ -107,7 +129,7 @@ func parse(text string) (l Lesson, err error) {
 	}
 	flush()
 	for i := range l.Tasks {
-		if t := &l.Tasks[i]; len(t.Text) == 0 || (t.Blocks["check"] == "") == (t.Blocks["answer"] == "") {
+		if t := &l.Tasks[i]; len(t.Text)+len(t.Look) == 0 || (t.Blocks["check"] == "") == (t.Blocks["answer"] == "") {
 			return l, fmt.Errorf("task %q has nothing to read, or not one of check and answer", t.Title)
 		}
 	}
