@@ -7,7 +7,7 @@ import (
 	"io/fs"
 	"net"
 	"os"
-	"path/filepath"
+	"os/exec"
 	"regexp"
 	"strconv"
 	"strings"
@@ -98,45 +98,14 @@ func endProcesses(names []string) {
 }
 
 // processesIn lists the processes in the named namespaces.
-func processesIn(names []string) []int {
-	inside := map[uint64]bool{}
+func processesIn(names []string) (out []int) {
 	for _, name := range names {
-		if inode, ok := namespaceInode(filepath.Join(netnsDir, name)); ok {
-			inside[inode] = true
-		}
-	}
-	if len(inside) == 0 {
-		return nil
-	}
-	entries, err := os.ReadDir("/proc")
-	if err != nil {
-		return nil
-	}
-	var out []int
-	for _, e := range entries {
-		pid, err := strconv.Atoi(e.Name())
-		if err != nil || pid == os.Getpid() {
-			continue
-		}
-		if inode, ok := namespaceInode(fmt.Sprintf("/proc/%d/ns/net", pid)); ok && inside[inode] {
-			out = append(out, pid)
+		text, _ := exec.Command("ip", "netns", "pids", name).Output() // none of one that isn't mounted
+		for word := range strings.FieldsSeq(string(text)) {
+			if pid, err := strconv.Atoi(word); err == nil && pid != os.Getpid() {
+				out = append(out, pid)
+			}
 		}
 	}
 	return out
-}
-
-// namespaceInode identifies a network namespace. A file that isn't one (a name
-// whose namespace was never mounted) could have any inode, so the file system
-// is looked at as well: NSFS_MAGIC of linux/magic.h.
-func namespaceInode(path string) (uint64, bool) {
-	const nsfsMagic = 0x6e736673
-	var fs unix.Statfs_t
-	if unix.Statfs(path, &fs) != nil || fs.Type != nsfsMagic {
-		return 0, false
-	}
-	var st unix.Stat_t
-	if unix.Stat(path, &st) != nil {
-		return 0, false
-	}
-	return st.Ino, true
 }

@@ -1,8 +1,11 @@
 package lab
 
 import (
+	"bufio"
 	"cmp"
+	"encoding/json"
 	"fmt"
+	"maps"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -105,12 +108,9 @@ func (m Manifest) Edit(name string, f func(*ManifestEndpoint)) Manifest {
 
 // Annotate returns m with a further annotation on the Service.
 func (m Manifest) Annotate(key, value string) Manifest {
-	extra := map[string]string{key: value}
-	for k, v := range m.Extra {
-		if k != key {
-			extra[k] = v
-		}
-	}
+	extra := map[string]string{}
+	maps.Copy(extra, m.Extra)
+	extra[key] = value
 	m.Extra = extra
 	return m
 }
@@ -131,21 +131,26 @@ func (m Manifest) YAML() string {
 	return b.String()
 }
 
-// Write writes the manifests into dir as <name>.yaml, by rename, so that no
-// reader sees half a file.
-func (m Manifest) Write(dir string) error {
-	f, err := os.CreateTemp(dir, "."+m.Name+"-*.tmp")
+// Write writes the manifests into dir as <name>.yaml.
+func (m Manifest) Write(dir string) error { return WriteManifests(m.Path(dir), m) }
+
+// WriteManifests writes manifests into one file, by rename, so that no reader sees half of it.
+func WriteManifests(path string, all ...Manifest) error {
+	f, err := os.CreateTemp(filepath.Dir(path), ".manifests-*.tmp")
 	if err != nil {
-		return fmt.Errorf("write manifest %s: %w", m.Name, err)
+		return fmt.Errorf("write manifests: %w", err)
 	}
-	_, err = f.WriteString(m.YAML())
-	err = cmp.Or(err, f.Chmod(0o644), f.Close())
+	w := bufio.NewWriter(f)
+	for i, m := range all {
+		w.WriteString([]string{"", "---\n"}[min(i, 1)] + m.YAML()) // Flush says what fails
+	}
+	err = cmp.Or(w.Flush(), f.Chmod(0o644), f.Close())
 	if err == nil {
-		err = os.Rename(f.Name(), m.Path(dir))
+		err = os.Rename(f.Name(), path)
 	}
 	if err != nil {
 		os.Remove(f.Name())
-		return fmt.Errorf("write manifest %s: %w", m.Name, err)
+		return fmt.Errorf("write manifests: %w", err)
 	}
 	return nil
 }
@@ -153,24 +158,15 @@ func (m Manifest) Write(dir string) error {
 // Path is the file that Write writes.
 func (m Manifest) Path(dir string) string { return filepath.Join(dir, m.Name+".yaml") }
 
-// Annotations returns the Service's annotations as sorted lines of YAML.
-func (m Manifest) Annotations() []string {
-	all := map[string]string{}
+// Annotations returns the Service's annotations.
+func (m Manifest) Annotations() map[string]string {
 	if m.Algorithm != "" {
-		all["kproxy.dev/algorithm"] = m.Algorithm
+		m = m.Annotate("kproxy.dev/algorithm", m.Algorithm)
 	}
 	if m.DataPlane != "" {
-		all["kproxy.dev/dataplane"] = m.DataPlane
+		m = m.Annotate("kproxy.dev/dataplane", m.DataPlane)
 	}
-	for k, v := range m.Extra {
-		all[k] = v
-	}
-	var out []string
-	for k, v := range all {
-		out = append(out, fmt.Sprintf("%s: %q", k, v))
-	}
-	slices.Sort(out)
-	return out
+	return m.Extra
 }
 
 // manifestSlice is one family's EndpointSlice, for the template.
@@ -215,6 +211,10 @@ func (m Manifest) Slices() []manifestSlice {
 var manifestTemplate = template.Must(template.New("manifest").Funcs(template.FuncMap{
 	"seconds": func(d time.Duration) int { return int(d / time.Second) },
 	"rfc3339": func(t time.Time) string { return t.UTC().Format(time.RFC3339) },
+	"json": func(v any) (string, error) { // which is YAML
+		b, err := json.Marshal(v)
+		return string(b), err
+	},
 }).Parse(manifestText))
 
 const manifestText = `apiVersion: v1
@@ -226,10 +226,7 @@ metadata:
   creationTimestamp: {{rfc3339 .Created}}
 {{- end}}
 {{- with .Annotations}}
-  annotations:
-{{- range .}}
-    {{.}}
-{{- end}}
+  annotations: {{json .}}
 {{- end}}
 spec:
   type: {{.Type}}
@@ -238,26 +235,17 @@ spec:
   clusterIPs: ["None"]
 {{- else if .ClusterIPs}}
   clusterIP: "{{index .ClusterIPs 0}}"
-  clusterIPs:
-{{- range .ClusterIPs}}
-  - "{{.}}"
-{{- end}}
+  clusterIPs: {{json .ClusterIPs}}
 {{- end}}
 {{- if .IPv6}}
   ipFamilyPolicy: RequireDualStack
   ipFamilies: [IPv4, IPv6]
 {{- end}}
 {{- with .ExternalIPs}}
-  externalIPs:
-{{- range .}}
-  - "{{.}}"
-{{- end}}
+  externalIPs: {{json .}}
 {{- end}}
 {{- with .SourceRanges}}
-  loadBalancerSourceRanges:
-{{- range .}}
-  - "{{.}}"
-{{- end}}
+  loadBalancerSourceRanges: {{json .}}
 {{- end}}
 {{- if .InternalLocal}}
   internalTrafficPolicy: Local

@@ -32,14 +32,11 @@ kind: Service
 metadata:
   name: web
   namespace: default
-  annotations:
-    kproxy.dev/algorithm: "least-connections"
-    kproxy.dev/retries: "2"
+  annotations: {"kproxy.dev/algorithm":"least-connections","kproxy.dev/retries":"2"}
 spec:
   type: NodePort
   clusterIP: "10.96.0.10"
-  clusterIPs:
-  - "10.96.0.10"
+  clusterIPs: ["10.96.0.10"]
   sessionAffinity: ClientIP
   sessionAffinityConfig:
     clientIP:

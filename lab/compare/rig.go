@@ -1,8 +1,6 @@
 package compare
 
 import (
-	"bufio"
-	"cmp"
 	"context"
 	"encoding/binary"
 	"errors"
@@ -121,27 +119,15 @@ func filler(i int) netip.Addr {
 	return netip.AddrFrom4(b)
 }
 
-// writeFillers writes the services from, from+1, … to-1 as one file, by rename.
+// writeFillers writes the services from, from+1, … to-1 as one file.
 func (r *rig) writeFillers(from, to int) error {
-	f, err := os.CreateTemp(r.Manifests(), ".services-*.tmp")
-	if err != nil {
-		return fmt.Errorf("write manifests: %w", err)
-	}
-	w := bufio.NewWriter(f)
+	var all []lab.Manifest
 	for i := from; i < to; i++ {
 		m := r.Manifest(fmt.Sprintf("service-%05d", i), filler(i), r.plane)
 		m.Ports = []lab.ManifestPort{{Name: "answer", Protocol: "TCP", Port: fillerPort, Target: load.First.Port()}}
-		fmt.Fprintf(w, "%s---\n", m.YAML())
+		all = append(all, m)
 	}
-	err = cmp.Or(w.Flush(), f.Chmod(0o644), f.Close())
-	if err == nil {
-		err = os.Rename(f.Name(), filepath.Join(r.Manifests(), fmt.Sprintf("services-%d.yaml", to)))
-	}
-	if err != nil {
-		os.Remove(f.Name())
-		return fmt.Errorf("write manifests: %w", err)
-	}
-	return nil
+	return lab.WriteManifests(filepath.Join(r.Manifests(), fmt.Sprintf("services-%d.yaml", to)), all...)
 }
 
 // grow adds services until there are n, and returns how long that took: from
