@@ -1,7 +1,6 @@
 package web
 
 import (
-	"cmp"
 	"context"
 	"fmt"
 	"io"
@@ -190,9 +189,9 @@ func dashboard(mux *http.ServeMux, rec *Recorder, long *slots) {
 		return rec.History(keys), nil
 	})
 	get("/api/v1/curve", func(r *http.Request) (any, error) {
-		minutes, err := strconv.Atoi(cmp.Or(r.URL.Query().Get("minutes"), "60"))
-		if most := int(curveSpan.Minutes()); err != nil || minutes < 1 || minutes > most {
-			return nil, httpError{http.StatusBadRequest, fmt.Sprintf("minutes is not a number from 1 to %d", most)}
+		minutes, err := Parameter(r, "minutes", 60, 1, int(curveSpan.Minutes()))
+		if err != nil {
+			return nil, err
 		}
 		return rec.Curve(time.Now(), time.Duration(minutes)*time.Minute), nil
 	})
@@ -247,15 +246,23 @@ type eventList struct {
 
 func timeline(rec *Recorder) http.HandlerFunc {
 	return answer(func(_ http.ResponseWriter, r *http.Request) (any, error) {
-		q := r.URL.Query()
-		limit := timelineLimit
-		if text := q.Get("limit"); text != "" {
-			n, err := strconv.Atoi(text)
-			if err != nil || n < 1 || n > maxTimelineLimit {
-				return nil, httpError{http.StatusBadRequest, fmt.Sprintf("limit %q is not a number from 1 to %d", text, maxTimelineLimit)}
-			}
-			limit = n
+		limit, err := Parameter(r, "limit", timelineLimit, 1, maxTimelineLimit)
+		if err != nil {
+			return nil, err
 		}
-		return eventList{Events: rec.Timeline(q.Get("service"), limit)}, nil
+		return eventList{Events: rec.Timeline(r.URL.Query().Get("service"), limit)}, nil
 	})
+}
+
+// Parameter returns a number that a request gives, from least to most; otherwise where it gives none.
+func Parameter(r *http.Request, name string, otherwise, least, most int) (int, error) {
+	text := r.URL.Query().Get(name)
+	if text == "" {
+		return otherwise, nil
+	}
+	n, err := strconv.Atoi(text)
+	if err != nil || n < least || n > most {
+		return 0, Refusal(http.StatusBadRequest, "%s %q is not a number from %d to %d", name, text, least, most)
+	}
+	return n, nil
 }

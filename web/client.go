@@ -89,18 +89,7 @@ func (c *Client) EachConnection(ctx context.Context, f func(*plan.ConnectionStat
 // each asks for an object, calls f for each element of its list that has the given name, and reads the rest into a value. The
 // caller bounds the time: it may be f that takes it.
 func each[T any](ctx context.Context, c *Client, path, list string, into any, f func(*T)) error {
-	resp, err := c.ask(ctx, http.MethodGet, path, nil)
-	if err != nil {
-		return err
-	}
-	defer resp.Body.Close()
-	if resp.StatusCode != http.StatusOK {
-		return refusal(resp)
-	}
-	if err := eachOf(json.NewDecoder(io.LimitReader(resp.Body, answerAtMost)), list, into, f); err != nil {
-		return fmt.Errorf("read kproxy's answer: %w", err)
-	}
-	return nil
+	return c.read(ctx, http.MethodGet, path, nil, func(answer io.Reader) error { return eachOf(json.NewDecoder(answer), list, into, f) })
 }
 
 func eachOf[T any](d *json.Decoder, list string, into any, f func(*T)) error {
@@ -188,22 +177,14 @@ func (c *Client) Timeline(ctx context.Context, service string, n int) ([]plan.Ev
 }
 
 // Text returns what kproxy answers at a path of its control socket, as it is: /status, /metrics, /configz or /log.
-func (c *Client) Text(ctx context.Context, path string) ([]byte, error) {
+func (c *Client) Text(ctx context.Context, path string) (text []byte, err error) {
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
-	resp, err := c.ask(ctx, http.MethodGet, path, nil)
-	if err != nil {
-		return nil, err
-	}
-	defer resp.Body.Close()
-	if resp.StatusCode != http.StatusOK {
-		return nil, refusal(resp)
-	}
-	b, err := io.ReadAll(io.LimitReader(resp.Body, answerAtMost))
-	if err != nil {
-		return b, fmt.Errorf("read kproxy's answer: %w", err)
-	}
-	return b, nil
+	err = c.read(ctx, http.MethodGet, path, nil, func(answer io.Reader) (err error) {
+		text, err = io.ReadAll(answer)
+		return err
+	})
+	return text, err
 }
 
 // Pin keeps a service in a data plane and returns what was pinned.
@@ -229,21 +210,23 @@ const answerAtMost = 256 << 20
 func (c *Client) call(ctx context.Context, timeout time.Duration, method, path string, body []byte, into any) error {
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
+	return c.read(ctx, method, path, body, func(answer io.Reader) error { return json.NewDecoder(answer).Decode(into) })
+}
+
+// read has f read the answer to a request.
+func (c *Client) read(ctx context.Context, method, path string, body []byte, f func(io.Reader) error) error {
 	resp, err := c.ask(ctx, method, path, body)
 	if err != nil {
 		return err
 	}
 	defer resp.Body.Close()
-	if resp.StatusCode != http.StatusOK {
-		return refusal(resp)
-	}
-	if err := json.NewDecoder(io.LimitReader(resp.Body, answerAtMost)).Decode(into); err != nil {
+	if err := f(io.LimitReader(resp.Body, answerAtMost)); err != nil {
 		return fmt.Errorf("read kproxy's answer: %w", err)
 	}
 	return nil
 }
 
-// ask asks once more where the kproxy on this host hangs up without an answer: it has been taken over from or has crashed, and
+// ask returns the answer to a request, unless that is a refusal. It asks once more where the kproxy on this host hangs up without an answer: it has been taken over from or has crashed, and
 // another one serves, or one of the two processes was starved for longer than [headerTimeout]. It does no harm to ask for
 // anything twice.
 func (c *Client) ask(ctx context.Context, method, path string, body []byte) (*http.Response, error) {
@@ -253,8 +236,11 @@ func (c *Client) ask(ctx context.Context, method, path string, body []byte) (*ht
 			return nil, fmt.Errorf("ask kproxy: %w", err)
 		}
 		resp, err := c.http.Do(req)
-		if err == nil {
+		if err == nil && resp.StatusCode == http.StatusOK {
 			return resp, nil
+		} else if err == nil {
+			defer resp.Body.Close()
+			return nil, refusal(resp)
 		}
 		if err = c.explain(err); again || !errors.Is(err, ErrNoAnswer) || ctx.Err() != nil {
 			return nil, err
@@ -310,9 +296,6 @@ func (c *Client) Events(ctx context.Context, opened func() error, f func(plan.Ev
 		return err
 	}
 	defer resp.Body.Close()
-	if resp.StatusCode != http.StatusOK {
-		return refusal(resp)
-	}
 	if err := opened(); err != nil {
 		return err
 	}

@@ -233,11 +233,11 @@ func noNode(name string) error {
 
 // page is the part of a list that a request wants.
 func page[T any](r *http.Request, all []T) ([]T, int, error) {
-	limit, err := number(r, "limit", rowsOfPage, 1, rowsOfPageAtMost)
+	limit, err := web.Parameter(r, "limit", rowsOfPage, 1, rowsOfPageAtMost)
 	if err != nil {
 		return nil, 0, err
 	}
-	offset, err := number(r, "offset", 0, 0, 1<<30)
+	offset, err := web.Parameter(r, "offset", 0, 0, 1<<30)
 	if err != nil {
 		return nil, 0, err
 	}
@@ -290,11 +290,11 @@ type Grid struct {
 const severalPlanes = 255
 
 func (b *Board) grid(r *http.Request) (any, error) {
-	rows, err := number(r, "rows", 64, 1, gridRowsAtMost)
+	rows, err := web.Parameter(r, "rows", 64, 1, gridRowsAtMost)
 	if err != nil {
 		return nil, err
 	}
-	columns, err := number(r, "columns", 128, 1, gridColsAtMost)
+	columns, err := web.Parameter(r, "columns", 128, 1, gridColsAtMost)
 	if err != nil {
 		return nil, err
 	}

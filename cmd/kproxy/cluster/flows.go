@@ -6,7 +6,6 @@ import (
 	"maps"
 	"net/http"
 	"slices"
-	"strconv"
 	"time"
 
 	"kproxy.dev/kproxy/plan"
@@ -93,7 +92,7 @@ type FlowList struct {
 }
 
 func (b *Board) flowList(r *http.Request) (any, error) {
-	limit, err := number(r, "limit", flowsAnswers, 1, flowsAtMost)
+	limit, err := web.Parameter(r, "limit", flowsAnswers, 1, flowsAtMost)
 	if err != nil {
 		return nil, err
 	}
@@ -132,17 +131,4 @@ func (b *Board) flowList(r *http.Request) (any, error) {
 		}
 	}
 	return list, nil
-}
-
-// number is a parameter of a request, from least to most.
-func number(r *http.Request, name string, otherwise, least, most int) (int, error) {
-	text := r.URL.Query().Get(name)
-	if text == "" {
-		return otherwise, nil
-	}
-	n, err := strconv.Atoi(text)
-	if err != nil || n < least || n > most {
-		return 0, web.Refusal(http.StatusBadRequest, "%s %q is not a number from %d to %d", name, text, least, most)
-	}
-	return n, nil
 }
