@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"fmt"
 	"io"
 	"slices"
@@ -92,8 +93,8 @@ func summarize(cfg config.Config, w io.Writer) {
 		{"services from", sourceOf(cfg)},
 		{"pods", podsOf(cfg)},
 		{"node ports on", nodePortsOf(cfg)},
-		{"API and metrics at", orNone(cfg.MetricsBindAddress)},
-		{"health at", orNone(cfg.HealthzBindAddress)},
+		{"API and metrics at", cmp.Or(cfg.MetricsBindAddress, "none")},
+		{"health at", cmp.Or(cfg.HealthzBindAddress, "none")},
 	}
 	for _, l := range lines {
 		fmt.Fprintf(w, "%-20s%s\n", l[0]+":", l[1])
@@ -136,13 +137,6 @@ func nodePortsOf(cfg config.Config) string {
 		return where
 	}
 	return where + ", but not on loopback"
-}
-
-func orNone(s string) string {
-	if s == "" {
-		return "none"
-	}
-	return s
 }
 
 // checkManifests prints what is wrong with manifests and returns how much.

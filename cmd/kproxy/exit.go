@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 
 	"golang.org/x/sys/unix"
 
@@ -35,12 +36,15 @@ func usageError(format string, args ...any) error {
 
 // flagError is about what a flag names: wrong usage, unless the host is at its limits.
 func flagError(flag string, err error) error {
-	for _, limit := range []error{unix.ENOSPC, unix.EDQUOT, unix.EROFS, unix.EIO, unix.EMFILE, unix.ENFILE, unix.ENOMEM, unix.ENOLCK} {
-		if errors.Is(err, limit) {
-			return fmt.Errorf("--%s: %w", flag, err)
-		}
+	if isAny(err, unix.ENOSPC, unix.EDQUOT, unix.EROFS, unix.EIO, unix.EMFILE, unix.ENFILE, unix.ENOMEM, unix.ENOLCK) {
+		return fmt.Errorf("--%s: %w", flag, err)
 	}
 	return usageError("--%s: %w", flag, err)
+}
+
+// isAny reports whether err is one of several.
+func isAny(err error, targets ...error) bool {
+	return slices.ContainsFunc(targets, func(target error) bool { return errors.Is(err, target) })
 }
 
 // statusOf returns the exit status for err.

@@ -148,6 +148,8 @@ func because(err error) string {
 	return ": " + err.Error()
 }
 
+func allUsable(s plan.ServiceStatus) bool { return s.UsableEndpoints() == len(s.Endpoints) }
+
 // hold opens one more connection that has to last.
 func (d *demo) hold(ctx context.Context, name string, plane plan.DataPlane) error {
 	h, err := lab.Hold(ctx, lab.HoldConfig{From: d.net.Client, Network: "tcp", Target: labService, Timeout: d.pace.clientTimeout()})
@@ -275,9 +277,7 @@ func (d *demo) backendDies(ctx context.Context) error {
 	if err := d.net.Backend("b2").Fail(ctx, lab.Healthy); err != nil {
 		return err
 	}
-	_, err = d.await(ctx, 15*time.Second, "b2 to be up", func(s plan.ServiceStatus) bool {
-		return !slices.ContainsFunc(s.Endpoints, func(e plan.EndpointStatus) bool { return !e.Usable })
-	})
+	_, err = d.await(ctx, 15*time.Second, "b2 to be up", allUsable)
 	if err != nil {
 		return err
 	}
@@ -342,9 +342,7 @@ func (d *demo) powerCut(ctx context.Context) error {
 	if err := swallow("del"); err != nil {
 		return err
 	}
-	if _, err := d.await(ctx, 20*time.Second, cut.Name+" to be back", func(s plan.ServiceStatus) bool {
-		return !slices.ContainsFunc(s.Endpoints, func(e plan.EndpointStatus) bool { return !e.Usable })
-	}); err != nil {
+	if _, err := d.await(ctx, 20*time.Second, cut.Name+" to be back", allUsable); err != nil {
 		return err
 	}
 	waited := 0

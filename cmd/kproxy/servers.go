@@ -9,6 +9,7 @@ import (
 	"net/netip"
 	"os"
 	"slices"
+	"sync"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -263,12 +264,7 @@ const (
 // vanished reports whether an attempt to take over failed for want of an answer, rather than by what one said. That there is
 // none in time may also mean a crash: the keeper has the socket open for a while.
 func vanished(err error) bool {
-	for _, e := range []error{io.EOF, io.ErrUnexpectedEOF, unix.ECONNRESET, unix.EPIPE, unix.ECONNREFUSED, unix.ENOENT, os.ErrDeadlineExceeded, context.DeadlineExceeded} {
-		if errors.Is(err, e) {
-			return true
-		}
-	}
-	return false
+	return isAny(err, io.EOF, io.ErrUnexpectedEOF, unix.ECONNRESET, unix.EPIPE, unix.ECONNREFUSED, unix.ENOENT, os.ErrDeadlineExceeded, context.DeadlineExceeded)
 }
 
 // begin takes the lock of the control socket, or gets it from the kproxy to take over from. The error is takeover.ErrNotTakenOver if
@@ -393,20 +389,12 @@ func runWith(ctx context.Context, o agent.Options, cfg *settled, lock *web.Lock,
 	}()
 	stopped := ctx // by a signal
 	ctx, change := context.WithCancelCause(ctx)
-	followed := make(chan struct{})
-	go func() {
-		defer close(followed)
-		cfg.follow(ctx, lookEvery, change)
-	}()
-	notified := make(chan struct{})
-	go func() {
-		defer close(notified)
-		notifySystemd(ctx, a.NotReady, o.Log)
-	}()
+	var beside sync.WaitGroup
+	beside.Go(func() { cfg.follow(ctx, lookEvery, change) })
+	beside.Go(func() { notifySystemd(ctx, a.NotReady, o.Log) })
 	err = a.Run(ctx)
 	change(nil)
-	<-followed
-	<-notified
+	beside.Wait()
 	stop()
 	var changed *errChanged
 	if errors.As(context.Cause(ctx), &changed) {

@@ -8,7 +8,6 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 	"syscall"
 	"time"
@@ -149,8 +148,7 @@ const traceWait = 10 * time.Second
 // notAnswering reports whether there is no kproxy to ask, or it dies while it is
 // asked, so that the kernel is all there is.
 func notAnswering(err error) bool {
-	return slices.ContainsFunc([]error{web.ErrNotRunning, web.ErrNoAnswer, os.ErrDeadlineExceeded, context.DeadlineExceeded, syscall.ECONNRESET, io.EOF, io.ErrUnexpectedEOF},
-		func(target error) bool { return errors.Is(err, target) })
+	return isAny(err, web.ErrNotRunning, web.ErrNoAnswer, os.ErrDeadlineExceeded, context.DeadlineExceeded, syscall.ECONNRESET, io.EOF, io.ErrUnexpectedEOF)
 }
 
 // traceError gives errors about the question their exit status.
