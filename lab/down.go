@@ -64,16 +64,18 @@ func leftovers(prefix string) ([]string, error) {
 	return out, nil
 }
 
-// deleteHostLink removes the link in the caller's namespace. It is usually
-// gone with the node's namespace, but not while a process holds that.
+// deleteHostLink removes the link in the caller's namespace. It usually goes
+// with the node's namespace, which may be while this asks, but not while a
+// process holds that.
 func deleteHostLink(name string) error {
 	if _, err := net.InterfaceByName(name); err != nil {
 		return nil // there is none
 	}
-	if err := (*Namespace)(nil).ip(context.Background(), "link delete "+name); err != nil && !strings.Contains(err.Error(), "Cannot find device") {
-		return err
+	err := (*Namespace)(nil).ip(context.Background(), "link delete "+name)
+	if _, gone := net.InterfaceByName(name); gone != nil {
+		return nil
 	}
-	return nil
+	return err
 }
 
 // endProcesses sends SIGTERM, and SIGKILL to what is left after termGrace. The
