@@ -68,9 +68,9 @@ var layout = []row{
 	{folder: "web", imports: "plan service health trace docs", third: "github.com/prometheus/client_golang github.com/prometheus/client_model"},
 	// The cluster's nodes, asked over the API server with the user's rights.
 	{folder: "cmd/kproxy/cluster", imports: "plan service source/kube web", third: kubernetes + " k8s.io/client-go k8s.io/streaming"},
-	{folder: "lab/report"},
+	{folder: "lab/report", third: "github.com/prometheus/procfs"},
 	{folder: "lab/lesson"},
-	{folder: "lab/load", imports: "plan web lab lab/report", third: "golang.org/x/sys"},
+	{folder: "lab/load", imports: "plan web lab lab/report", third: "github.com/prometheus/procfs golang.org/x/sys"},
 	{folder: "lab/compare", imports: "service plan conntrack lab lab/report lab/load"},
 	{folder: "cmd/kproxy/screen", imports: "plan", third: "github.com/charmbracelet/x/ansi", pure: true},
 	{folder: "cmd/kproxy/screen/terminal", third: "charm.land/bubbletea golang.org/x/sys golang.org/x/term"},

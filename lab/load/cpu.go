@@ -8,11 +8,10 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"path/filepath"
-	"strconv"
 	"strings"
 	"time"
 
+	"github.com/prometheus/procfs"
 	"golang.org/x/sys/unix"
 )
 
@@ -58,16 +57,11 @@ func newCPUReader(servers, proxies []int) *cpuReader {
 }
 
 // kernelThreads finds those with a prefix of their names; none in a PID namespace.
-func kernelThreads(prefix string) []int {
-	names, _ := filepath.Glob("/proc/[0-9]*/comm") // the pattern is well-formed
-	var out []int
-	for _, name := range names {
-		comm, err := os.ReadFile(name)
-		if err != nil || !strings.HasPrefix(string(comm), prefix) {
-			continue
-		}
-		if pid, err := strconv.Atoi(filepath.Base(filepath.Dir(name))); err == nil {
-			out = append(out, pid)
+func kernelThreads(prefix string) (out []int) {
+	all, _ := procfs.AllProcs() // none where it can't be read
+	for _, p := range all {
+		if comm, err := p.Comm(); err == nil && strings.HasPrefix(comm, prefix) {
+			out = append(out, p.PID)
 		}
 	}
 	return out
@@ -105,31 +99,17 @@ func (r *cpuReader) read() (CPU, error) {
 // ReadMachine reads what all processors have done since boot: Machine, Steal, Idle,
 // and as Softirqd all time in interrupts and softirqs.
 func ReadMachine() (CPU, error) {
-	text, err := os.ReadFile("/proc/stat")
+	proc, err := procfs.NewDefaultFS()
 	if err != nil {
 		return CPU{}, fmt.Errorf("read the machine's processor time: %w", err)
 	}
-	return parseMachine(string(text))
-}
-
-// parseMachine reads the first line of /proc/stat (proc_stat(5)). The unit is a
-// hundredth of a second: USER_HZ is 100 on every architecture that Go runs on
-// (linux/include/asm-generic/param.h).
-func parseMachine(text string) (c CPU, err error) {
-	line, _, _ := strings.Cut(text, "\n")
-	fields := strings.Fields(line)
-	if len(fields) < 9 || fields[0] != "cpu" {
-		return c, fmt.Errorf("read the machine's processor time: %q is no line of /proc/stat", line)
+	stat, err := proc.Stat()
+	if err != nil {
+		return CPU{}, fmt.Errorf("read the machine's processor time: %w", err)
 	}
-	var v [8]float64 // user nice system idle iowait irq softirq steal
-	for i := range v {
-		n, err := strconv.ParseUint(fields[i+1], 10, 64)
-		if err != nil {
-			return c, fmt.Errorf("read the machine's processor time: %w", err)
-		}
-		v[i] = float64(n) / 100
-	}
-	return CPU{Machine: v[0] + v[1] + v[2] + v[5] + v[6], Idle: v[3] + v[4], Steal: v[7], Softirqd: v[5] + v[6]}, nil
+	t := stat.CPUTotal
+	interrupts := t.IRQ + t.SoftIRQ
+	return CPU{Machine: t.User + t.Nice + t.System + interrupts, Idle: t.Idle + t.Iowait, Steal: t.Steal, Softirqd: interrupts}, nil
 }
 
 // ProcessTime returns how many seconds of processor time a process has used with all its threads, including

@@ -6,6 +6,8 @@ import (
 	"os"
 	"runtime"
 	"strings"
+
+	"github.com/prometheus/procfs"
 )
 
 // Host describes the machine on which it was measured.
@@ -32,26 +34,18 @@ type Program struct {
 func ReadHost() (Host, error) {
 	h := Host{CPUs: runtime.NumCPU(), Go: runtime.Version()}
 	release, err := os.ReadFile("/proc/sys/kernel/osrelease")
-	cpu, err2 := os.ReadFile("/proc/cpuinfo")
-	memory, err3 := os.ReadFile("/proc/meminfo")
+	proc, err2 := procfs.NewDefaultFS()
+	memory, err3 := proc.Meminfo()
 	if err := errors.Join(err, err2, err3); err != nil {
 		return h, fmt.Errorf("read about the host: %w", err)
 	}
-	// The first "key : value"; some architectures have no "model name".
-	value := func(text []byte, key string) string {
-		for line := range strings.Lines(string(text)) {
-			if k, v, ok := strings.Cut(line, ":"); ok && strings.TrimSpace(k) == key {
-				return strings.TrimSpace(v)
-			}
-		}
-		return ""
+	h.Kernel = strings.TrimSpace(string(release))
+	if total := memory.MemTotalBytes; total != nil {
+		h.MemoryGiB = float64(*total) / (1 << 30)
 	}
-	h.Kernel, h.CPUModel = strings.TrimSpace(string(release)), value(cpu, "model name")
-	var kib float64
-	if _, err := fmt.Sscanf(value(memory, "MemTotal"), "%f kB", &kib); err != nil {
-		return h, fmt.Errorf("read about the host: MemTotal: %w", err)
+	if cpus, err := proc.CPUInfo(); err == nil && len(cpus) > 0 {
+		h.CPUModel = cpus[0].ModelName // some architectures have none
 	}
-	h.MemoryGiB = kib / (1 << 20)
 	return h, nil
 }
 
