@@ -79,10 +79,8 @@ func (t *Tables) Met(s *Sight) (step Step, known bool) {
 			step.Text, known = b.policyText(), true
 		case at >= 0:
 			r := c.rules[at]
-			if !r.isNFT {
-				r.prepare()
-			}
-			step.Index, step.Text, step.Outcome, known = at+1, r.text, describe(r.actions), true
+			r.prepare()
+			step.Index, step.Text, step.Outcome, known = at+1, r.text, r.action.text, true
 		}
 		if step.Hook != "" {
 			break

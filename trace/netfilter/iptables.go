@@ -71,7 +71,7 @@ func (r *ruleset) addRule(table, line string) error {
 	if c == nil {
 		return fmt.Errorf("parse rule %q: table %s has no such chain", line, table)
 	}
-	c.rules = append(c.rules, &rule{text: unprintable.Replace(line), counter: counter, spec: spec})
+	c.rules = append(c.rules, &rule{text: unprintable.Replace(line), counter: counter, spec: spec, action: action{quiet: true}})
 	return nil
 }
 
@@ -171,7 +171,7 @@ func (r *rule) prepare() {
 		r.conditions = append(r.conditions, m.conditions()...)
 	}
 	if to != nil {
-		r.actions = []action{to.action(leave)}
+		r.action = to.action(leave)
 	}
 }
 

@@ -241,7 +241,7 @@ func decodeRule(set *ruleset, a attributes) *rule {
 	if about := a[unix.NFTA_RULE_USERDATA]; len(about) > 2 && about[0] == 0 {
 		r.text += fmt.Sprintf(" comment %q", nlmsg.Text(about[2:]))
 	}
-	r.actions = []action{{text: strings.Join(d.does, ", ")}}
+	r.action = action{text: strings.Join(d.does, ", ")}
 	return r
 }
 

@@ -2,8 +2,6 @@ package netfilter
 
 import (
 	"fmt"
-	"slices"
-	"strings"
 
 	"golang.org/x/sys/unix"
 
@@ -31,8 +29,7 @@ type chain struct {
 	rules       []*rule
 }
 
-// rule is a rule of either kind: its conditions must all hold, in order, and then its actions
-// happen, of which the last may end it.
+// rule is a rule of either kind: its conditions must all hold, in order, and then its action happens.
 type rule struct {
 	text    string
 	counter Counter
@@ -40,8 +37,8 @@ type rule struct {
 	// thousand rules it meets a few.
 	spec       string
 	conditions []condition
-	actions    []action
-	// program is a rule of nftables, in which matches and actions alternate; actions are only
+	action     action
+	// program is a rule of nftables, in which matches and actions alternate; action is only
 	// for people then.
 	program []instruction
 	isNFT   bool
@@ -111,10 +108,10 @@ func (r *rule) match(w *walker, p *Packet) matched {
 			out.answer, out.why = Maybe, m.why
 		}
 	}
-	if !slices.ContainsFunc(r.actions, func(a action) bool { return !a.quiet }) {
+	if r.action.quiet {
 		out.assumes = ""
 	}
-	return assumed(out, !slices.ContainsFunc(r.actions, func(a action) bool { return a.chain != "" || a.verdict == Drop || a.verdict == Reject }))
+	return assumed(out, r.action.chain == "" && r.action.verdict != Drop && r.action.verdict != Reject)
 }
 
 // action describes what a rule does with packets that match: one of quiet, verdict, chain and change.
@@ -164,20 +161,6 @@ func modify(f func(*Packet) bool) func(*walker, way, position) (result, bool) {
 	}
 }
 
-// applyAll applies actions one after the other.
-func (w *walker) applyAll(actions []action, at position, ways []way) result {
-	out := result{stay: ways}
-	for i := range actions {
-		if len(out.stay) == 0 {
-			break
-		}
-		res := actions[i].apply(w, at, out.stay)
-		out.stay = res.stay
-		out.add(res)
-	}
-	return out
-}
-
 func (a *action) apply(w *walker, at position, ways []way) result {
 	switch {
 	case a.quiet:
@@ -208,13 +191,4 @@ func (a *action) apply(w *walker, at position, ways []way) result {
 		out.stay = append(out.stay, r.stay...)
 	}
 	return out
-}
-
-// describe says in words what actions do.
-func describe(actions []action) string {
-	var out []string
-	for i := range actions {
-		out = append(out, actions[i].text)
-	}
-	return strings.Join(out, ", ")
 }

@@ -368,14 +368,20 @@ func (w *walker) giveUp(ways []way, why string) []way {
 
 // walkRule returns the ways that go on after rule r, and adds the others to out.
 func (w *walker) walkRule(set *ruleset, c *chain, i int, r *rule, ways []way, depth int, out *result) []way {
-	if r.isNFT {
-		return w.walkNFT(set, c, i, r, ways, depth, out)
-	}
 	r.prepare()
 	at := position{step: len(w.steps), depth: depth, table: c.table, rules: set}
-	step := Step{
+	w.steps = append(w.steps, Step{
 		Hook: w.base.Hook, Source: set.source, Table: c.table, Chain: c.name, Index: i + 1, Depth: depth, Text: r.text,
-		Packets: r.counter.Packets, Bytes: r.counter.Bytes, Outcome: describe(r.actions),
+		Packets: r.counter.Packets, Bytes: r.counter.Bytes, Outcome: r.action.text,
+	})
+	if r.isNFT {
+		next, seen := w.runNFT(r, at, ways, out)
+		s := &w.steps[at.step]
+		why := s.Why // a way that was given up
+		if s.summarise(seen); why != "" {
+			s.Why = why
+		}
+		return next
 	}
 	var next, sure, unsure []way
 	var seen []matched
@@ -396,46 +402,29 @@ func (w *walker) walkRule(set *ruleset, c *chain, i int, r *rule, ways []way, de
 			unsure = append(unsure, x)
 		}
 	}
-	step.summarise(seen)
-	w.steps = append(w.steps, step)
+	w.steps[at.step].summarise(seen)
 	if len(sure) > 0 {
-		res := w.applyAll(r.actions, at, sure)
+		res := r.action.apply(w, at, sure)
 		out.add(res)
 		next = append(next, res.stay...)
 	}
 	if len(unsure) > 0 {
-		next = append(next, w.applyUnsure(r.actions, at, unsure, out)...)
-	}
-	return next
-}
-
-// walkNFT is walkRule for a rule of nftables.
-func (w *walker) walkNFT(set *ruleset, c *chain, i int, r *rule, ways []way, depth int, out *result) []way {
-	at := position{step: len(w.steps), depth: depth, table: c.table, rules: set}
-	w.steps = append(w.steps, Step{
-		Hook: w.base.Hook, Source: set.source, Table: c.table, Chain: c.name, Index: i + 1, Depth: depth, Text: r.text,
-		Packets: r.counter.Packets, Bytes: r.counter.Bytes, Outcome: describe(r.actions),
-	})
-	next, seen := w.runNFT(r, at, ways, out)
-	s := &w.steps[at.step]
-	why := s.Why // a way that was given up
-	if s.summarise(seen); why != "" {
-		s.Why = why
+		next = append(next, w.applyUnsure(&r.action, at, unsure, out)...)
 	}
 	return next
 }
 
 // applyUnsure follows both ways of a rule that may match or not. Where they come
 // to the same, nothing is uncertain.
-func (w *walker) applyUnsure(actions []action, at position, unsure []way, out *result) []way {
-	if !slices.ContainsFunc(actions, func(a action) bool { return !a.quiet }) {
+func (w *walker) applyUnsure(a *action, at position, unsure []way, out *result) []way {
+	if a.quiet {
 		return unsure
 	}
 	taken := slices.Clone(unsure)
 	for i := range taken {
 		taken[i].doubt(at.step)
 	}
-	res := w.applyAll(actions, at, taken)
+	res := a.apply(w, at, taken)
 	if len(res.leave)+len(res.pass)+len(res.ended) == 0 && sameWays(res.stay, unsure) {
 		return unsure
 	}
