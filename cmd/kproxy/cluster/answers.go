@@ -17,10 +17,19 @@ import (
 
 // Handler serves the dashboard of all nodes. All of it only reads.
 func (b *Board) Handler() http.Handler {
-	return web.ClusterAPI(map[string]func(*http.Request) (any, error){
+	answers := map[string]func(*http.Request) (any, error){
 		"/api/v1/summary": b.summary, "/api/v1/services": b.serviceList, "/api/v1/grid": b.grid,
 		"/api/v1/service": b.service, "/api/v1/nodes": b.nodeList, "/api/v1/flows": b.flowList,
-	})
+	}
+	for path, answer := range answers {
+		answers[path] = func(r *http.Request) (any, error) {
+			b.mu.Lock()
+			defer b.mu.Unlock()
+			b.viewed = time.Now()
+			return answer(r)
+		}
+	}
+	return web.ClusterAPI(answers)
 }
 
 // What a request may ask for at once.
@@ -29,12 +38,6 @@ const (
 	rowsOfPageAtMost               = 200
 	gridRowsAtMost, gridColsAtMost = 256, 1024
 )
-
-// look is draw for a request.
-func (b *Board) look() *drawing {
-	b.viewed = time.Now()
-	return b.draw(b.viewed)
-}
 
 // Summary is the JSON of /api/v1/summary.
 type Summary struct {
@@ -57,9 +60,7 @@ type Line struct {
 }
 
 func (b *Board) summary(*http.Request) (any, error) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	d := b.look()
+	d := b.draw(b.viewed)
 	s := &Summary{
 		Time: time.Now(), Failure: b.failure, Verdict: b.verdict(d), Nodes: len(b.members), Services: len(d.order), Interval: b.interval(time.Now()).Seconds(),
 	}
@@ -109,26 +110,21 @@ func (b *Board) verdict(d *drawing) (out []Line) {
 	if b.failure != "" {
 		out = append(out, Line{Text: "The nodes can't be listed: " + b.failure, Tone: "bad", Page: "nodes"})
 	}
-	if d.silent > 0 {
-		out = append(out, Line{Text: fmt.Sprintf("%d of %s", d.silent, counted(len(b.members), "node doesn't answer", "nodes don't answer")), Tone: "bad", Page: "nodes", Filter: silentNodes})
-	}
-	for i, class := range classes {
-		if words, ok := verdictWords[class]; ok && d.tally[i] > 0 {
-			out = append(out, Line{Text: counted(int(d.tally[i]), words.one, words.several), Tone: words.tone, Page: "services", Filter: string(class)})
+	say := func(n int, text, tone, page, filter string) {
+		if n > 0 {
+			out = append(out, Line{Text: text, Tone: tone, Page: page, Filter: filter})
 		}
 	}
-	if d.lagging > 0 {
-		out = append(out, Line{Text: counted(d.lagging, "node lags: it differs from most others", "nodes lag: they differ from most others"), Tone: "warn", Page: "nodes", Filter: laggingNodes})
+	say(d.silent, fmt.Sprintf("%d of %s", d.silent, counted(len(b.members), "node doesn't answer", "nodes don't answer")), "bad", "nodes", silentNodes)
+	for i, class := range classes {
+		if words, ok := verdictWords[class]; ok {
+			say(int(d.tally[i]), counted(int(d.tally[i]), words.one, words.several), words.tone, "services", string(class))
+		}
 	}
-	if d.split > 0 {
-		out = append(out, Line{Text: counted(d.split, "service port differs between nodes, without a majority", "service ports differ between nodes, without a majority"), Tone: "warn", Page: "services", Filter: differs})
-	}
-	if d.ailing > 0 {
-		out = append(out, Line{Text: counted(d.ailing, "node answers with a problem", "nodes answer with a problem"), Tone: "warn", Page: "nodes", Filter: ailingNodes})
-	}
-	if d.unasked > 0 {
-		out = append(out, Line{Text: counted(d.unasked, "node hasn't been asked yet", "nodes haven't been asked yet"), Tone: "note", Page: "nodes", Filter: string(Unasked)})
-	}
+	say(d.lagging, counted(d.lagging, "node lags: it differs from most others", "nodes lag: they differ from most others"), "warn", "nodes", laggingNodes)
+	say(d.split, counted(d.split, "service port differs between nodes, without a majority", "service ports differ between nodes, without a majority"), "warn", "services", differs)
+	say(d.ailing, counted(d.ailing, "node answers with a problem", "nodes answer with a problem"), "warn", "nodes", ailingNodes)
+	say(d.unasked, counted(d.unasked, "node hasn't been asked yet", "nodes haven't been asked yet"), "note", "nodes", string(Unasked))
 	if len(b.members) == 0 && b.failure == "" {
 		text := "There are no nodes"
 		if b.listed.IsZero() {
@@ -254,9 +250,7 @@ type ServiceList struct {
 }
 
 func (b *Board) serviceList(r *http.Request) (any, error) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	d := b.look()
+	d := b.draw(b.viewed)
 	ids, err := b.chosen(d, r)
 	if err != nil {
 		return nil, err
@@ -298,9 +292,7 @@ func (b *Board) grid(r *http.Request) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	ids, err := b.chosen(b.look(), r)
+	ids, err := b.chosen(b.draw(b.viewed), r)
 	if err != nil {
 		return nil, err
 	}
@@ -371,14 +363,12 @@ type EndpointsOn struct {
 const nodesNamed = 12
 
 func (b *Board) service(r *http.Request) (any, error) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
 	key := r.URL.Query().Get("key")
 	id, ok := b.ids[key]
 	if !ok {
 		return nil, web.Refusal(http.StatusNotFound, "there is no service port %q on any node; a key is NAMESPACE/NAME[:PORT]/PROTOCOL", key)
 	}
-	d := b.look()
+	d := b.draw(b.viewed)
 	p := &b.services[id]
 	out := &ServicePage{ServiceRow: b.row(d, id), Addresses: p.addresses, Endpoints: len(p.endpoints), On: []EndpointsOn{}, All: len(b.members), Nodes: []ServiceOnNode{}}
 	on := map[string]int{}
@@ -456,9 +446,7 @@ type NodeList struct {
 
 // nodeList lists nodes, those with trouble first: whose name has q or is that of node, in a state, or that are silent, lag or have a problem.
 func (b *Board) nodeList(r *http.Request) (any, error) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	d := b.look()
+	d := b.draw(b.viewed)
 	q := r.URL.Query()
 	text, state, name := strings.ToLower(q.Get("q")), q.Get("state"), q.Get("node")
 	if name != "" && b.member(name) == nil {

@@ -6,7 +6,6 @@ import (
 	"maps"
 	"net/http"
 	"slices"
-	"time"
 
 	"kproxy.dev/kproxy/plan"
 	"kproxy.dev/kproxy/web"
@@ -96,9 +95,6 @@ func (b *Board) flowList(r *http.Request) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	b.viewed = time.Now()
 	of := r.URL.Query().Get("service")
 	sums := map[[2]string]*FlowRow{}
 	list := &FlowList{Flows: []FlowRow{}}
