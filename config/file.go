@@ -73,8 +73,8 @@ func Parse(name string, data []byte) (*File, error) {
 
 // mistake puts the file's name before a line's number.
 func (f *File) mistake(err error) error {
-	var at *strict.Error
-	if !errors.As(err, &at) {
+	at, ok := errors.AsType[*strict.Error](err)
+	if !ok {
 		return fmt.Errorf("%s: %w", f.Name, err)
 	}
 	what := at.Message()
@@ -128,8 +128,7 @@ func (f *File) Locate(err error, isGiven func(flag string) bool) error {
 	}
 	var all []error
 	for _, e := range split(err) {
-		var p *Problem
-		if errors.As(e, &p) && !isGiven(p.Flag) {
+		if p, ok := errors.AsType[*Problem](e); ok && !isGiven(p.Flag) {
 			e = f.locate(p)
 		}
 		all = append(all, e)
@@ -168,8 +167,7 @@ func split(err error) []error {
 
 // cause is err without the operation and the path, which the message names.
 func cause(err error) error {
-	var p *fs.PathError
-	if errors.As(err, &p) {
+	if p, ok := errors.AsType[*fs.PathError](err); ok {
 		return p.Err
 	}
 	return err

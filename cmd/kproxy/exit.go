@@ -52,8 +52,7 @@ func statusOf(err error) int {
 	if err == nil {
 		return 0
 	}
-	var e *exitError
-	if errors.As(err, &e) {
+	if e, ok := errors.AsType[*exitError](err); ok {
 		return e.status
 	}
 	return exitFailed

@@ -174,8 +174,7 @@ func (s shell) run(ctx context.Context, block string, since time.Time) (string, 
 	cmd.WaitDelay = time.Second // for what it has left running
 	cmd.Env = append(os.Environ(), "PATH="+labBin+":"+os.Getenv("PATH"), "MODE="+s.mode, fmt.Sprintf("SINCE=%.3f", float64(since.UnixMilli())/1000))
 	out, err := cmd.Output()
-	var failed *exec.ExitError
-	if errors.As(err, &failed) && len(failed.Stderr) > 0 {
+	if failed, ok := errors.AsType[*exec.ExitError](err); ok && len(failed.Stderr) > 0 {
 		err = fmt.Errorf("%w: %s", err, strings.TrimSpace(string(failed.Stderr)))
 	}
 	return strings.TrimSpace(string(out)), err

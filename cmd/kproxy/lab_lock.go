@@ -70,8 +70,8 @@ func endLab(ctx context.Context) error {
 		if err == nil {
 			return errors.Join(lab.DownAll(lab.DefaultPrefix), lock.unlock())
 		}
-		var running *labRunning
-		if !errors.As(err, &running) {
+		running, ok := errors.AsType[*labRunning](err)
+		if !ok {
 			return err
 		}
 		if pid := running.pid; pid != 0 && pid != signalled {

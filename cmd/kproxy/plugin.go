@@ -396,8 +396,7 @@ func clusterDrift(c *cli.Context) error {
 	flags := renderCommand().Flags
 	kernels := cluster.Ask(c.Context, k, nodes, func(ctx context.Context, n cluster.Node) (string, error) {
 		text, err := k.Exec(ctx, n, append([]string{"render", "--diff"}, n.RenderFlags(func(name string) bool { return flagNamed(flags, name) != nil })...)...)
-		var exit *cluster.ExitError
-		if errors.As(err, &exit) && exit.Status == exitFailed && text != "" {
+		if exit, ok := errors.AsType[*cluster.ExitError](err); ok && exit.Status == exitFailed && text != "" {
 			err = nil // they differ
 		}
 		return text, err

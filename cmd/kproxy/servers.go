@@ -396,8 +396,7 @@ func runWith(ctx context.Context, o agent.Options, cfg *settled, lock *web.Lock,
 	change(nil)
 	beside.Wait()
 	stop()
-	var changed *errChanged
-	if errors.As(context.Cause(ctx), &changed) {
+	if changed, ok := errors.AsType[*errChanged](context.Cause(ctx)); ok {
 		err = errors.Join(err, changed)
 	}
 	err = errors.Join(err, <-served)

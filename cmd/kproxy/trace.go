@@ -130,8 +130,7 @@ func runWatch(c *cli.Context, client *web.Client, req trace.Request) error {
 			seen = append(seen, *p)
 		}
 	})
-	var told *exitError
-	if errors.As(err, &told) { // by traceWith
+	if _, ok := errors.AsType[*exitError](err); ok { // by traceWith
 		return err
 	} else if err != nil {
 		return traceError(err)

@@ -183,8 +183,7 @@ func (x *comparison) up(ctx context.Context) error {
 		x.Progress(fmt.Sprintf("%s: building its network", p))
 		r := newRig(x.Config, p)
 		err := r.up(ctx)
-		var u *unavailable
-		if errors.As(err, &u) {
+		if u, ok := errors.AsType[*unavailable](err); ok {
 			x.report.Absent = append(x.report.Absent, report.Absent{Subject: string(p), Reason: u.reason})
 			x.Progress(fmt.Sprintf("%s: not on this host: %s", p, u.reason))
 			continue

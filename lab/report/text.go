@@ -3,6 +3,7 @@ package report
 import (
 	"fmt"
 	"io"
+	"slices"
 	"strings"
 	"text/tabwriter"
 	"time"
@@ -54,10 +55,8 @@ func (r *Report) WriteTable(w io.Writer) error {
 }
 
 func union(list []string, word string) []string {
-	for _, w := range list {
-		if w == word {
-			return list
-		}
+	if slices.Contains(list, word) {
+		return list
 	}
 	return append(list, word)
 }

@@ -27,8 +27,7 @@ func (n *Node) Decode(into any) ([]*Error, error) {
 	if len(wrong) == 0 { // the decoder has the last word
 		wrong = []*Error{errorAt(n.line, "%v", errors.Join(append(strict, err)...))}
 	}
-	var skipped *json.UnmarshalTypeError
-	if errors.As(err, &skipped) {
+	if _, ok := errors.AsType[*json.UnmarshalTypeError](err); ok {
 		err = nil
 	}
 	return wrong, err

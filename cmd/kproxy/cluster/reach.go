@@ -154,8 +154,7 @@ func (c *Cluster) Exec(ctx context.Context, n Node, args ...string) (string, err
 	if err == nil && (stdout.over() || stderr.over()) { // which client-go only logs
 		err = errTooLong
 	}
-	var exit exec.CodeExitError
-	if errors.As(err, &exit) {
+	if exit, ok := errors.AsType[exec.CodeExitError](err); ok {
 		err = exitError(exit.Code, strings.TrimSpace(stderr.String()))
 	}
 	return stdout.String(), err
