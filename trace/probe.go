@@ -380,7 +380,7 @@ func (t *tracer) probeEndpoints(ctx context.Context, r *Result) (dead, asked int
 			continue
 		}
 		dead++
-		if op := (*net.OpError)(nil); errors.As(err, &op) {
+		if op, ok := errors.AsType[*net.OpError](err); ok {
 			err = op.Err
 		}
 		c := &r.Candidates[i]

@@ -89,10 +89,7 @@ func (p *Packet) strip(kind byte) {
 // net/netfilter/xt_TCPMSS.c, nft_exthdr_tcp_set_eval in nft_exthdr.c). 0 is one that isn't known.
 func (p *Packet) clampMSS(to uint16) {
 	if p.MSS == 0 || to == 0 || to < p.MSS {
-		p.MSS = 0
-		if to > 0 {
-			p.MSS = to
-		}
+		p.MSS = to
 	}
 }
 

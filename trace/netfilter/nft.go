@@ -132,11 +132,7 @@ func (t *nftTable) dump(message, tableAttribute uint16, each func(attributes)) e
 type attributes map[uint16][]byte
 
 func attributesOf(b []byte) attributes {
-	out := attributes{}
-	for typ, v := range nlmsg.Attributes(b) {
-		out[typ] = v
-	}
-	return out
+	return maps.Collect(nlmsg.Attributes(b))
 }
 
 // number is one in network byte order; 0 if there is none.
