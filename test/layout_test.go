@@ -55,7 +55,7 @@ var layout = []row{
 	{folder: "config", imports: "service source source/strict", third: "sigs.k8s.io/yaml sigs.k8s.io/json k8s.io/kube-proxy k8s.io/component-base k8s.io/apimachinery"},
 	{folder: "trace/netfilter", imports: "kernel kernel/steering kernel/nlmsg lb service", third: "golang.org/x/sys"},
 	{folder: "lab", third: "golang.org/x/sys"},
-	{folder: "kernel/kerneltest", imports: "kernel kernel/steering kernel/iptables kernel/ipvs kernel/nftables plan service health trace/netfilter lab", third: netlink + " github.com/google/go-cmp"},
+	{folder: "kernel/kerneltest", imports: "kernel kernel/steering kernel/iptables kernel/ipvs kernel/nftables plan service lab", third: netlink + " github.com/google/go-cmp"},
 	{folder: "trace", imports: "service health plan kernel kernel/steering kernel/nlmsg conntrack userspace trace/netfilter", third: netlink + " golang.org/x/sync"},
 	{folder: "bugreport", imports: "service kernel conntrack trace/netfilter", third: netlink},
 	{folder: "docs"},

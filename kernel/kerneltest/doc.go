@@ -4,8 +4,6 @@
 //     on a model of it as well: random walks with faults and deaths, drains, foreign
 //     objects, damage;
 //   - [Packets], which each data plane must pass with real packets;
-//   - [RulesMatchPlan], which simulates packets through what is rendered of
-//     random plans;
 //   - what these are made of: a model that stands in for the kernel where that
 //     has no IPVS ([Host]), faults to put in front of either ([Faults]), plans to render, and network
 //     namespaces to do it in ([Network]).

@@ -35,7 +35,7 @@ nft="^Test(DamageIsRepaired|CleanupLeavesWhatIsForeign)\$/^nft\$"
 # What IPVS does in mode auto is what it does in mode ipvs, but where a service moves between it and iptables, as in walks.
 auto="^TestConformanceOfKernel\$/^auto\$/^(apply|clean-up|foreign|a_foreign)"
 # What a model shows is the same on every kernel.
-models="^Test(ConformanceOfModel|RulesDoWhatThePlanSays|RendererRemembers)\$"
+models="^Test(ConformanceOfModel|RendererRemembers)\$"
 # In mode nftables with flowtables, which this machine may lack; the modules of iptables and ipset are kept out, with the programs.
 without='rm -f /usr/sbin/{iptables,ip6tables,xtables,ipset}*'
 without+=' && printf "install %s /bin/false\n" {ip,ip6,x}_tables ip_set nft_compat >/etc/modprobe.d/without.conf && '
