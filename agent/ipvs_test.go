@@ -19,7 +19,7 @@ import (
 // withModelIPVS gives a model host's programmer IPVS as well, with the table of virtual servers that it is to have.
 func withModelIPVS(t *testing.T, m *modelHost, table ipvs.Table) {
 	t.Helper()
-	c := ipvs.Config{Sets: m.host.Sets(), Table: table, Link: m.host.Link(), DrainTimeout: time.Minute, Now: m.host.Now}
+	c := ipvs.Config{Sets: m.host.Sets(), Table: table, Link: m.host.Link(), DrainTimeout: time.Minute}
 	l := ipvs.NewPlane(c, steering.DefaultOptions(), m.layer)
 	m.stack(l)
 }

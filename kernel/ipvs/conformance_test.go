@@ -65,7 +65,7 @@ func foreignVirtuals() []kernel.Virtual {
 func modelSystem(t *testing.T, h *kerneltest.Host, faults *kerneltest.Faults) kerneltest.System {
 	b := ipvs.New(ipvs.Config{
 		Rules: h.Rules(faults), Sets: faults.Sets(h.Sets()), Table: faults.Table(h.Table()), Link: faults.Link(h.Link()),
-		DrainTimeout: time.Hour, Now: h.Now,
+		DrainTimeout: time.Hour,
 	})
 	return kerneltest.System{
 		Backend: b,

@@ -88,10 +88,8 @@ func Conformance(t *testing.T, m Mode) {
 	if m.EveryCall {
 		run("a fault at any call is made up for", m.everyCall)
 	}
-	run("drains", m.drains)
 	run("foreign real servers stay", m.foreignReals)
 	run("a foreign virtual server stays", m.foreignServer)
-	run("what others undo is done again", m.damage)
 }
 
 func (m Mode) idempotent(t *testing.T) {

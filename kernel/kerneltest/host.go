@@ -5,7 +5,6 @@ import (
 	"net/netip"
 	"slices"
 	"sync"
-	"time"
 
 	"kproxy.dev/kproxy/kernel"
 	"kproxy.dev/kproxy/service"
@@ -21,12 +20,10 @@ type Host struct {
 	sets       map[string]*modelSet
 	virtuals   map[server]*modelVirtual
 	links      map[string]*modelDummy
-	node       []netip.Addr  // addresses on other links
-	schedulers []string      // that the kernel has
-	ahead      time.Duration // of the machine's clock
-	cut        []string      // see [Host.Cut]
-	early      []netip.Addr  // see [Host.Early]
-	vacant     []string      // see [Host.Vacant]
+	node       []netip.Addr // addresses on other links
+	schedulers []string     // that the kernel has
+	cut        []string     // see [Host.Cut]
+	early      []netip.Addr // see [Host.Early]
 }
 
 // NewHost returns a host without rules or sets.
@@ -36,22 +33,6 @@ func NewHost() *Host {
 		schedulers: defaultSchedulers,
 	}
 }
-
-// Advance lets time pass.
-func (h *Host) Advance(d time.Duration) {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	h.ahead += d
-}
-
-// Now is the host's time.
-func (h *Host) Now() time.Time {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	return h.now()
-}
-
-func (h *Host) now() time.Time { return time.Now().Add(h.ahead) }
 
 // Rules returns the [kernel.Backend] of the host's chains, jumps and sets. A family's chains are one call
 // that may fail, as are its jumps, and each set.

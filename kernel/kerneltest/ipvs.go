@@ -129,7 +129,6 @@ func (h *Host) changeReal(r ipvs.Request, foreign bool) error {
 	case known == nil:
 		return kernel.ErrNotFound
 	}
-	defer h.vacated(m, m.serving())
 	if r.Do == ipvs.Edit {
 		known.weight = r.Real.Weight
 		return nil
@@ -137,31 +136,6 @@ func (h *Host) changeReal(r ipvs.Request, foreign bool) error {
 	h.cutOff(m, a, "which was deleted")
 	delete(m.reals, a)
 	return nil
-}
-
-// serving reports whether a real server takes connections.
-func (m *modelVirtual) serving() bool {
-	for _, r := range m.reals {
-		if r.weight > 0 {
-			return true
-		}
-	}
-	return false
-}
-
-// vacated notes a virtual server that nobody takes connections for any more.
-func (h *Host) vacated(m *modelVirtual, before bool) {
-	if before && !m.serving() {
-		h.vacant = append(h.vacant, m.Protocol.String()+" "+m.Address.String())
-	}
-}
-
-// Vacant returns the virtual servers that have, at some moment, lost the last
-// real server that took connections.
-func (h *Host) Vacant() []string {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	return slices.Clone(h.vacant)
 }
 
 func (m *modelVirtual) order() []netip.AddrPort {

@@ -38,17 +38,12 @@ func Plan(mode plan.Mode, services ...*plan.Service) *plan.Plan {
 	case plan.ModeAuto:
 		p.Kernel, p.TellsClients = []plan.DataPlane{plan.IPVS, plan.IPTables}, false
 	}
-	rehash(p)
-	slices.SortFunc(p.Services, func(a, b *plan.Service) int { return a.Port.Key.Compare(b.Port.Key) })
-	return p
-}
-
-// rehash fills in hashes, after a change of the policy.
-func rehash(p *plan.Plan) {
 	for _, s := range p.Services {
 		s.KernelHash = hash(s, &p.Policy)
 		s.Leaving = slices.ContainsFunc(s.Endpoints, func(e plan.Endpoint) bool { return e.Leaves() })
 	}
+	slices.SortFunc(p.Services, func(a, b *plan.Service) int { return a.Port.Key.Compare(b.Port.Key) })
+	return p
 }
 
 func hash(s *plan.Service, p *plan.Policy) uint64 {

