@@ -88,8 +88,6 @@ func Conformance(t *testing.T, m Mode) {
 	if m.EveryCall {
 		run("a fault at any call is made up for", m.everyCall)
 	}
-	run("foreign real servers stay", m.foreignReals)
-	run("a foreign virtual server stays", m.foreignServer)
 }
 
 func (m Mode) idempotent(t *testing.T) {
