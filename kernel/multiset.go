@@ -2,52 +2,33 @@ package kernel
 
 import "slices"
 
-// Multiset is a sorted list of values, each as often as it was put in. A change replaces its
-// lists, which are never written to. The zero value is empty.
+// Multiset is a sorted list of values, each as often as it was put in. A change replaces the
+// list, which is never written to. The zero value is empty.
 type Multiset[T comparable] struct {
-	Unique   []T // each once
-	all      []T
-	repeated int // how many of all stand behind their equal
+	Unique []T       // each once
+	more   map[T]int // how often each was put in after the first time; those that were put in once aren't there
 }
 
 // Change takes values away and adds others, one for one. Both may be in any order.
 func (m *Multiset[T]) Change(gone, come []T, compare func(T, T) int) {
-	slices.SortFunc(gone, compare)
 	slices.SortFunc(come, compare)
-	if slices.Equal(gone, come) {
-		return
-	}
-	list, out := m.all, make([]T, 0, max(0, len(m.all)+len(come)-len(gone)))
-	// around reports whether x is at the end of out, or the next in list.
-	around := func(x T) bool {
-		return len(list) > 0 && list[0] == x || len(out) > 0 && out[len(out)-1] == x
-	}
-	for len(gone)+len(come) > 0 {
-		remove := len(come) == 0 || len(gone) > 0 && compare(gone[0], come[0]) <= 0
-		next := &come
-		if remove {
-			next = &gone
+	var first, last []T // of their kind
+	for i, x := range come {
+		if _, there := slices.BinarySearchFunc(m.Unique, x, compare); !there && (i == 0 || come[i-1] != x) {
+			first = append(first, x)
+			continue
 		}
-		x := (*next)[0]
-		*next = (*next)[1:]
-		at, there := slices.BinarySearchFunc(list, x, compare)
-		out, list = append(out, list[:at]...), list[at:]
-		switch {
-		case !remove:
-			if around(x) {
-				m.repeated++
-			}
-			out = append(out, x)
-		case there:
-			if list = list[1:]; around(x) {
-				m.repeated--
-			}
+		if m.more == nil {
+			m.more = map[T]int{}
+		}
+		m.more[x]++
+	}
+	for _, x := range gone {
+		if m.more[x] == 0 {
+			last = append(last, x)
+		} else if m.more[x]--; m.more[x] == 0 {
+			delete(m.more, x)
 		}
 	}
-	if m.all = append(out, list...); len(m.all) == 0 {
-		m.all = nil // as where there never was anything
-	}
-	if m.Unique = m.all; m.repeated > 0 {
-		m.Unique = slices.Compact(slices.Clone(m.all))
-	}
+	m.Unique = Patch(m.Unique, last, first, compare)
 }

@@ -1,6 +1,7 @@
 package kernel
 
 import (
+	"net/netip"
 	"slices"
 	"strings"
 
@@ -39,7 +40,8 @@ func Diff(have, want Ruleset) Ops {
 	sets := DiffSets(have.Sets, want.Sets)
 	ops := Ops{CreateSets: sets.Create, AddEntries: sets.Add, DelEntries: sets.Del, DestroySets: sets.Destroy}
 	ops.Virtuals = diffVirtuals(have.Virtuals, want.Virtuals)
-	ops.AddAddresses, ops.DelAddresses = lacking(want.Addresses, have.Addresses), lacking(have.Addresses, want.Addresses)
+	ops.AddAddresses = lacking(want.Addresses, have.Addresses, netip.Addr.Compare)
+	ops.DelAddresses = lacking(have.Addresses, want.Addresses, netip.Addr.Compare)
 	for f := range service.Families {
 		ops.Chains[f], ops.DelChains[f] = diffChains(have.Chains[f], want.Chains[f])
 		ops.AddJumps[f] = without(want.Jumps[f], have.Jumps[f])
@@ -69,7 +71,7 @@ func DiffSets(have, want []Set) SetOps {
 		if w.Dynamic {
 			continue
 		}
-		if add := missing(w.Entries, h.Entries); len(add) > 0 {
+		if add := lacking(w.Entries, h.Entries, strings.Compare); len(add) > 0 {
 			ops.Add = append(ops.Add, SetEntries{Set: header(*w), Entries: add})
 		}
 	}
@@ -80,7 +82,7 @@ func DiffSets(have, want []Set) SetOps {
 		case !ok:
 			ops.Destroy = append(ops.Destroy, h.Name)
 		case !w.Dynamic:
-			if del := missing(h.Entries, w.Entries); len(del) > 0 {
+			if del := lacking(h.Entries, w.Entries, strings.Compare); len(del) > 0 {
 				ops.Del = append(ops.Del, SetEntries{Set: header(*w), Entries: del})
 			}
 		}
@@ -93,16 +95,12 @@ func header(s Set) Set {
 	return s
 }
 
-// missing returns the elements of a that b lacks; both are sorted.
-func missing(a, b []string) []string {
+// lacking returns the elements of a that b lacks; both are sorted.
+func lacking[T comparable](a, b []T, compare func(T, T) int) (out []T) {
 	a, b = differing(a, b)
-	var out []string
-	for _, s := range a {
-		for len(b) > 0 && b[0] < s {
-			b = b[1:]
-		}
-		if len(b) == 0 || b[0] != s {
-			out = append(out, s)
+	for i, j := range service.Merge(len(a), len(b), func(i, j int) int { return compare(a[i], b[j]) }) {
+		if j < 0 {
+			out = append(out, a[i])
 		}
 	}
 	return out

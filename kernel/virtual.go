@@ -104,15 +104,3 @@ func changeVirtual(have, want Virtual) VirtualChange {
 	}
 	return c
 }
-
-// lacking returns the elements of a that b lacks; both are sorted.
-func lacking(a, b []netip.Addr) []netip.Addr {
-	a, b = differing(a, b)
-	var out []netip.Addr
-	for _, x := range a {
-		if _, ok := slices.BinarySearchFunc(b, x, netip.Addr.Compare); !ok {
-			out = append(out, x)
-		}
-	}
-	return out
-}
