@@ -28,21 +28,19 @@ func manyServices(n int) Objects {
 				Labels: map[string]string{discoveryv1.LabelServiceName: name},
 			},
 			AddressType: discoveryv1.AddressTypeIPv4,
-			Ports:       []discoveryv1.EndpointPort{{Name: ptr("http"), Port: ptr(int32(8080)), Protocol: ptr(corev1.ProtocolTCP)}},
+			Ports:       []discoveryv1.EndpointPort{{Name: new("http"), Port: new(int32(8080)), Protocol: new(corev1.ProtocolTCP)}},
 		}
 		for j := range 3 {
 			s.Endpoints = append(s.Endpoints, discoveryv1.Endpoint{
 				Addresses: []string{fmt.Sprintf("10.2.%d.%d", i/80, i%80*3+j+1)},
-				NodeName:  ptr("node-1"),
-				Zone:      ptr("zone-a"),
+				NodeName:  new("node-1"),
+				Zone:      new("zone-a"),
 			})
 		}
 		o.EndpointSlices = append(o.EndpointSlices, s)
 	}
 	return o
 }
-
-func ptr[T any](v T) *T { return &v }
 
 func BenchmarkBuild(b *testing.B) {
 	for _, n := range []int{10, 100, 1_000, 10_000} {

@@ -1,6 +1,8 @@
 package source
 
 import (
+	"cmp"
+
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -20,14 +22,15 @@ func Default(object metav1.Object) {
 		defaultNamespace(o)
 		for i := range o.Ports {
 			p := &o.Ports[i]
-			p.Name = defaultPtr(p.Name, "")
-			p.Protocol = defaultPtr(p.Protocol, corev1.ProtocolTCP)
+			p.Name = cmp.Or(p.Name, new(""))
+			p.Protocol = cmp.Or(p.Protocol, new(corev1.ProtocolTCP))
 		}
 	case *Endpoints:
 		defaultNamespace(o)
 		for i := range o.Subsets {
 			for j := range o.Subsets[i].Ports {
-				defaultTo(&o.Subsets[i].Ports[j].Protocol, corev1.ProtocolTCP)
+				p := &o.Subsets[i].Ports[j]
+				p.Protocol = cmp.Or(p.Protocol, corev1.ProtocolTCP)
 			}
 		}
 	}
@@ -43,19 +46,17 @@ func defaultNamespace(o metav1.Object) {
 // (pkg/apis/core/v1/defaults.go). Each of clusterIP and clusterIPs also stands
 // for the other, as it does in the API for clients that know only one.
 func defaultService(s *corev1.ServiceSpec) {
-	defaultTo(&s.Type, corev1.ServiceTypeClusterIP)
-	defaultTo(&s.SessionAffinity, corev1.ServiceAffinityNone)
+	s.Type = cmp.Or(s.Type, corev1.ServiceTypeClusterIP)
+	s.SessionAffinity = cmp.Or(s.SessionAffinity, corev1.ServiceAffinityNone)
 	if s.SessionAffinity == corev1.ServiceAffinityClientIP {
-		if s.SessionAffinityConfig == nil {
-			s.SessionAffinityConfig = &corev1.SessionAffinityConfig{}
-		}
+		s.SessionAffinityConfig = cmp.Or(s.SessionAffinityConfig, &corev1.SessionAffinityConfig{})
 		c := s.SessionAffinityConfig
-		c.ClientIP = defaultPtr(c.ClientIP, corev1.ClientIPConfig{})
-		c.ClientIP.TimeoutSeconds = defaultPtr(c.ClientIP.TimeoutSeconds, corev1.DefaultClientIPServiceAffinitySeconds)
+		c.ClientIP = cmp.Or(c.ClientIP, &corev1.ClientIPConfig{})
+		c.ClientIP.TimeoutSeconds = cmp.Or(c.ClientIP.TimeoutSeconds, new(corev1.DefaultClientIPServiceAffinitySeconds))
 	}
 	for i := range s.Ports {
 		p := &s.Ports[i]
-		defaultTo(&p.Protocol, corev1.ProtocolTCP)
+		p.Protocol = cmp.Or(p.Protocol, corev1.ProtocolTCP)
 		if p.TargetPort == intstr.FromInt32(0) || p.TargetPort == intstr.FromString("") {
 			p.TargetPort = intstr.FromInt32(p.Port)
 		}
@@ -64,27 +65,13 @@ func defaultService(s *corev1.ServiceSpec) {
 		return
 	}
 	if externallyAccessible(s) {
-		defaultTo(&s.ExternalTrafficPolicy, corev1.ServiceExternalTrafficPolicyCluster)
+		s.ExternalTrafficPolicy = cmp.Or(s.ExternalTrafficPolicy, corev1.ServiceExternalTrafficPolicyCluster)
 	}
-	s.InternalTrafficPolicy = defaultPtr(s.InternalTrafficPolicy, corev1.ServiceInternalTrafficPolicyCluster)
+	s.InternalTrafficPolicy = cmp.Or(s.InternalTrafficPolicy, new(corev1.ServiceInternalTrafficPolicyCluster))
 	switch {
 	case s.ClusterIP == "" && len(s.ClusterIPs) > 0:
 		s.ClusterIP = s.ClusterIPs[0]
 	case s.ClusterIP != "" && len(s.ClusterIPs) == 0:
 		s.ClusterIPs = []string{s.ClusterIP}
 	}
-}
-
-func defaultTo[T comparable](field *T, value T) {
-	var zero T
-	if *field == zero {
-		*field = value
-	}
-}
-
-func defaultPtr[T any](p *T, value T) *T {
-	if p == nil {
-		return &value
-	}
-	return p
 }

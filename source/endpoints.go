@@ -6,6 +6,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
+	"k8s.io/utils/ptr"
 
 	"kproxy.dev/kproxy/service"
 )
@@ -32,10 +33,10 @@ func addSlice(b *service.Builder, k service.Key, s *discoveryv1.EndpointSlice, w
 		}
 		e := service.Endpoint{
 			Address:     netip.AddrPortFrom(a, number),
-			Node:        shared(deref(ep.NodeName, "")),
-			Ready:       deref(ep.Conditions.Ready, true),
-			Serving:     deref(ep.Conditions.Serving, true),
-			Terminating: deref(ep.Conditions.Terminating, false),
+			Node:        shared(ptr.Deref(ep.NodeName, "")),
+			Ready:       ptr.Deref(ep.Conditions.Ready, true),
+			Serving:     ptr.Deref(ep.Conditions.Serving, true),
+			Terminating: ptr.Deref(ep.Conditions.Terminating, false),
 			Weight:      w.of(a),
 		}
 		addHints(&e, ep.Hints)
@@ -63,7 +64,7 @@ func slicePort(s *discoveryv1.EndpointSlice, k service.Key) (uint16, bool) {
 		if p.Name == nil || p.Port == nil || *p.Name != k.Port {
 			continue
 		}
-		proto, err := protocol(deref(p.Protocol, corev1.ProtocolTCP))
+		proto, err := protocol(ptr.Deref(p.Protocol, corev1.ProtocolTCP))
 		number, ok := portNumber(*p.Port)
 		if err == nil && ok && proto == k.Protocol {
 			return number, true
@@ -112,7 +113,7 @@ func addSubset(b *service.Builder, k service.Key, list []corev1.EndpointAddress,
 		}
 		b.AddEndpoint(k, service.Endpoint{
 			Address: netip.AddrPortFrom(a, number),
-			Node:    shared(deref(list[i].NodeName, "")),
+			Node:    shared(ptr.Deref(list[i].NodeName, "")),
 			Ready:   ready,
 			Serving: ready, // Endpoints have neither serving nor terminating
 			Weight:  1,
@@ -127,11 +128,4 @@ func shared(s string) string {
 		return ""
 	}
 	return unique.Make(s).Value()
-}
-
-func deref[T any](p *T, otherwise T) T {
-	if p == nil {
-		return otherwise
-	}
-	return *p
 }

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/utils/ptr"
 
 	"kproxy.dev/kproxy/service"
 )
@@ -39,7 +40,7 @@ func basePort(svc *corev1.Service) service.Port {
 	p := service.Port{
 		Key:           service.Key{Namespace: shared(svc.Namespace), Name: svc.Name},
 		ClusterIPs:    clusterIPs(svc),
-		InternalLocal: deref(svc.Spec.InternalTrafficPolicy, "") == corev1.ServiceInternalTrafficPolicyLocal,
+		InternalLocal: ptr.Deref(svc.Spec.InternalTrafficPolicy, "") == corev1.ServiceInternalTrafficPolicyLocal,
 		Affinity:      affinity(&svc.Spec),
 		Retries:       -1,
 		Responses:     -1,

@@ -5,6 +5,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
+	"k8s.io/utils/ptr"
 
 	"kproxy.dev/kproxy/service"
 )
@@ -23,12 +24,12 @@ func (v *validator) endpointSlice(s *discoveryv1.EndpointSlice) {
 	names := map[string]string{}
 	for i := range s.Ports {
 		p := &s.Ports[i]
-		name := deref(p.Name, "")
+		name := ptr.Deref(p.Name, "")
 		if name != "" {
 			v.label(item("ports", i, "name"), name)
 		}
 		v.once(names, name, item("ports", i), item("ports", i, "name"), fmt.Sprintf("name %q", name))
-		v.protocol(item("ports", i, "protocol"), deref(p.Protocol, ""))
+		v.protocol(item("ports", i, "protocol"), ptr.Deref(p.Protocol, ""))
 		if p.Port != nil {
 			v.port(item("ports", i, "port"), *p.Port)
 		}

@@ -50,7 +50,7 @@ var layout = []row{
 	{folder: "source/strict", third: "k8s.io/apimachinery go.yaml.in/yaml sigs.k8s.io/json"},
 	{folder: "source", imports: "service source/strict", third: kubernetes},
 	{folder: "source/file", imports: "service source source/strict", third: kubernetes + " github.com/fsnotify/fsnotify golang.org/x/sync"},
-	{folder: "source/kube", imports: "service source", third: kubernetes + " k8s.io/client-go k8s.io/utils k8s.io/klog github.com/go-logr/logr"},
+	{folder: "source/kube", imports: "service source", third: kubernetes + " k8s.io/client-go k8s.io/klog github.com/go-logr/logr"},
 	// source: kube-proxy's reading of addresses with leading zeros.
 	{folder: "config", imports: "service source source/strict", third: "sigs.k8s.io/yaml sigs.k8s.io/json k8s.io/kube-proxy k8s.io/component-base k8s.io/apimachinery"},
 	{folder: "trace/netfilter", imports: "kernel kernel/steering kernel/nlmsg lb service", third: "golang.org/x/sys"},
@@ -79,7 +79,7 @@ var layout = []row{
 
 const (
 	netlink    = "github.com/vishvananda/netlink github.com/vishvananda/netns golang.org/x/sys"
-	kubernetes = "k8s.io/api k8s.io/apimachinery k8s.io/utils/net sigs.k8s.io/yaml go.yaml.in/yaml sigs.k8s.io/json"
+	kubernetes = "k8s.io/api k8s.io/apimachinery k8s.io/utils sigs.k8s.io/yaml go.yaml.in/yaml sigs.k8s.io/json"
 )
 
 // impure are the parts of the standard library that pure packages do without:
