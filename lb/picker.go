@@ -60,7 +60,7 @@ type Picker interface {
 // starts at the same endpoint. Source hash and Maglev don't depend on it:
 // every node, and the next process, must choose alike.
 func New(a service.Algorithm, targets []Target, seed uint64) Picker {
-	seed = mix(seed)
+	seed = service.Mix(seed)
 	switch a {
 	case service.WeightedRoundRobin:
 		if equalWeights(targets) {

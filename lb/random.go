@@ -5,6 +5,8 @@ import (
 	"net/netip"
 	"slices"
 	"sync/atomic"
+
+	"kproxy.dev/kproxy/service"
 )
 
 // random draws each target with a probability proportional to its weight.
@@ -83,12 +85,12 @@ func (t *draws) draw(x uint64, skip Skip) int {
 		return -1
 	}
 	for range redraws {
-		at, _ := bits.Mul64(mix(x), t.sums[len(t.sums)-1])
+		at, _ := bits.Mul64(service.Mix(x), t.sums[len(t.sums)-1])
 		i, _ := slices.BinarySearch(t.sums, at+1)
 		if !excluded(skip, t.ids[i]) {
 			return int(t.ids[i])
 		}
-		x = mix(x + golden)
+		x = service.Mix(x + golden)
 	}
 	return t.drawLeft(x, skip)
 }
@@ -101,7 +103,7 @@ func (t *draws) drawLeft(x uint64, skip Skip) int {
 			sum += uint64(t.weight[id])
 		}
 	}
-	at, _ := bits.Mul64(mix(x), sum)
+	at, _ := bits.Mul64(service.Mix(x), sum)
 	last := int32(-1)
 	for _, id := range t.ids {
 		if excluded(skip, id) {

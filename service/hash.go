@@ -173,10 +173,10 @@ func hashEndpoints(eps []Endpoint) uint64 {
 	return uint64(h)
 }
 
-// mixed spreads a hash over all its bits, so that sums of several say as much as
-// the hashes do (the finalizer of SplitMix64: Steele, Lea and Flood, "Fast
-// splittable pseudorandom number generators", 2014).
-func mixed(h uint64) uint64 {
+// Mix spreads a hash over all its bits, so that sums of several say as much as the hashes do: a bijection in
+// which every input bit affects every output bit, the finalizer of SplitMix64 (Steele, Lea and Flood: Fast
+// splittable pseudorandom number generators, OOPSLA 2014).
+func Mix(h uint64) uint64 {
 	h = (h ^ h>>30) * 0xbf58476d1ce4e5b9
 	h = (h ^ h>>27) * 0x94d049bb133111eb
 	return h ^ h>>31

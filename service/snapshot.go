@@ -105,7 +105,7 @@ func (b *Builder) AddPort(p Port) error {
 	p.ExternalIPs = sortedAddrs(p.ExternalIPs)
 	p.LoadBalancerIPs = sortedAddrs(p.LoadBalancerIPs)
 	p.SourceRanges = slices.Clone(p.SourceRanges)
-	slices.SortFunc(p.SourceRanges, comparePrefix)
+	slices.SortFunc(p.SourceRanges, netip.Prefix.Compare)
 	p.SourceRanges = slices.Compact(p.SourceRanges)
 	p.Problems = slices.Clone(p.Problems)
 	if p.Algorithm == "" {
@@ -138,9 +138,9 @@ func (b *Builder) Build() *Snapshot {
 	s := &Snapshot{node: b.node, entries: make([]entry, 0, len(b.ports))}
 	s.node.Addresses = sortedAddrs(b.node.Addresses)
 	s.node.PodCIDRs = slices.Clone(b.node.PodCIDRs)
-	slices.SortFunc(s.node.PodCIDRs, comparePrefix)
+	slices.SortFunc(s.node.PodCIDRs, netip.Prefix.Compare)
 	s.cidrs = slices.Clone(b.cidrs)
-	slices.SortFunc(s.cidrs, comparePrefix)
+	slices.SortFunc(s.cidrs, netip.Prefix.Compare)
 	s.cidrs = slices.Compact(s.cidrs)
 	for k, p := range b.ports {
 		eps := dedupe(b.endpoints[k])
@@ -157,7 +157,7 @@ func (b *Builder) Build() *Snapshot {
 // Snapshot that differs from another in one entry is hashed by reading that one.
 func (s *Snapshot) count(list []entry, n int) {
 	for i := range list {
-		s.sum += uint64(n) * mixed(list[i].hash)
+		s.sum += uint64(n) * Mix(list[i].hash)
 	}
 }
 
@@ -204,10 +204,6 @@ func sortedStrings(in []string) []string {
 	out := slices.Clone(in)
 	slices.Sort(out)
 	return slices.Compact(out)
-}
-
-func comparePrefix(a, b netip.Prefix) int {
-	return cmp.Or(a.Addr().Compare(b.Addr()), cmp.Compare(a.Bits(), b.Bits()))
 }
 
 func compareBool(a, b bool) int {
