@@ -3,8 +3,8 @@ package nftables
 import (
 	"encoding/binary"
 	"fmt"
+	"net"
 	"net/netip"
-	"slices"
 	"strings"
 
 	"golang.org/x/sys/unix"
@@ -261,11 +261,7 @@ func (f field) within(n netip.Prefix, op string) part {
 		}
 		f.load(r, register)
 		if !n.IsSingleIP() {
-			mask := make([]byte, f.size)
-			for i := range n.Bits() {
-				mask[i/8] |= 0x80 >> (i % 8)
-			}
-			r.Mask(register, mask, make([]byte, f.size))
+			r.Mask(register, net.CIDRMask(n.Bits(), 8*f.size), make([]byte, f.size))
 		}
 		r.Compare(operators[op], n.Masked().Addr().AsSlice()...)
 	}
@@ -454,23 +450,27 @@ func limit(rate, burst int) part {
 
 // log hands the packet to who reads a group of nfnetlink_log, within a second.
 func log(prefix string, group uint16) part {
-	return func(r *Rule) {
-		r.say("log prefix %q group %d", prefix, group)
-		r.Add("log", func(b []byte) []byte {
-			return nlmsg.AppendText(nlmsg.AppendUint16(b, unix.NFTA_LOG_GROUP, group), unix.NFTA_LOG_PREFIX, prefix)
-		})
-	}
+	return func(r *Rule) { r.log(prefix, group, 0) }
 }
 
 // logNow does so at once.
 func logNow(prefix string, group uint16) part {
-	return func(r *Rule) {
-		r.say("log prefix %q group %d queue-threshold 1", prefix, group)
-		r.Add("log", func(b []byte) []byte {
-			b = nlmsg.AppendText(nlmsg.AppendUint16(b, unix.NFTA_LOG_GROUP, group), unix.NFTA_LOG_PREFIX, prefix)
-			return nlmsg.AppendUint16(b, unix.NFTA_LOG_QTHRESHOLD, 1)
-		})
+	return func(r *Rule) { r.log(prefix, group, 1) }
+}
+
+// log hands packets over as soon as there are so many; 0 is the kernel's default.
+func (r *Rule) log(prefix string, group, threshold uint16) {
+	r.say("log prefix %q group %d", prefix, group)
+	if threshold > 0 {
+		r.say("queue-threshold %d", threshold)
 	}
+	r.Add("log", func(b []byte) []byte {
+		b = nlmsg.AppendText(nlmsg.AppendUint16(b, unix.NFTA_LOG_GROUP, group), unix.NFTA_LOG_PREFIX, prefix)
+		if threshold > 0 {
+			b = nlmsg.AppendUint16(b, unix.NFTA_LOG_QTHRESHOLD, threshold)
+		}
+		return b
+	})
 }
 
 // verdict appends a verdict, with its chain if it has one.
@@ -554,11 +554,7 @@ func toAddress(a netip.AddrPort) part {
 func netmap(n netip.Prefix) part {
 	const netmap = 1 << 6 // NF_NAT_RANGE_NETMAP
 	f := service.FamilyOf(n.Addr())
-	first := n.Masked().Addr().AsSlice()
-	last := slices.Clone(first)
-	for i := n.Bits(); i < f.Bits(); i++ {
-		last[i/8] |= 0x80 >> (i % 8)
-	}
+	first, last := n.Masked().Addr().AsSlice(), lastOf(n).AsSlice()
 	return func(r *Rule) {
 		end := next(register, len(first))
 		r.say("snat %s prefix to %s", nfWord(f), n)

@@ -1,6 +1,7 @@
 package nftables
 
 import (
+	"cmp"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -475,18 +476,8 @@ func (m *member) setPlace() place { return place{family: m.family, set: m.set} }
 
 func (m *member) place() place { return place{m.family, m.set, m.Key} }
 
-func (p place) compareSet(o place) int {
-	if p.family != o.family {
-		return int(p.family) - int(o.family)
-	}
-	return strings.Compare(p.set, o.set)
-}
-
 func (p place) compare(o place) int {
-	if c := p.compareSet(o); c != 0 {
-		return c
-	}
-	return strings.Compare(p.key, o.key)
+	return cmp.Or(cmp.Compare(p.family, o.family), strings.Compare(p.set, o.set), strings.Compare(p.key, o.key))
 }
 
 // scope describes the sets that follow plans: all of them, or those of steering.
@@ -664,10 +655,6 @@ func joined(a, b [2][]treatment) [2][]treatment {
 func (s *scope) whole(f []service.Family, have map[place]Element, p *plan.Plan, without map[service.Key]error) (out difference) {
 	s.begin()
 	var m members
-	var sizes [2]map[string]int
-	for f := range sizes {
-		sizes[f] = map[string]int{}
-	}
 	endpoints, room := 0, 0
 	for _, x := range p.Services {
 		n := len(x.Groups[0].Cluster) + len(x.Groups[1].Cluster)
@@ -692,7 +679,7 @@ func (s *scope) whole(f []service.Family, have map[place]Element, p *plan.Plan, 
 					continue
 				}
 			}
-			sizes[e.family][e.set]++
+			s.sizes[e.setPlace()]++
 			if len(have) > 0 {
 				if h, ok := have[e.place()]; ok {
 					if delete(have, e.place()); h.same(&e.Element) {
@@ -706,11 +693,6 @@ func (s *scope) whole(f []service.Family, have map[place]Element, p *plan.Plan, 
 	}
 	for p, e := range have {
 		out.gone = append(out.gone, member{p.family, p.set, e})
-	}
-	for f := range sizes {
-		for name, n := range sizes[f] {
-			s.sizes[place{family: service.Family(f), set: name}] = n
-		}
 	}
 	return out
 }
