@@ -44,13 +44,11 @@ func TestConformanceOfModel(t *testing.T) {
 
 func openModel(t *testing.T, faults *kerneltest.Faults) kerneltest.System {
 	h := kerneltest.NewHost()
-	h.AddForeignSet(kernel.Set{Name: "FOREIGN", Type: kernel.HashIP, Entries: []string{"192.0.2.1"}})
 	for _, v := range foreignVirtuals() {
 		if err := h.AddForeignVirtual(v); err != nil {
 			t.Fatal(err)
 		}
 	}
-	h.AddForeignLink("foreign0", netip.MustParseAddr("10.96.0.1"), netip.MustParseAddr("fd00:99::1"))
 	return modelSystem(t, h, faults)
 }
 
@@ -69,7 +67,7 @@ func modelSystem(t *testing.T, h *kerneltest.Host, faults *kerneltest.Faults) ke
 	})
 	return kerneltest.System{
 		Backend: b,
-		Foreign: func(t *testing.T) string { return h.ForeignSets() + h.ForeignVirtuals() + h.ForeignLinks() },
+		Foreign: func(t *testing.T) string { return h.ForeignVirtuals() },
 		State:   func(*testing.T) string { return h.State() },
 		Drain:   b.Drain,
 		Restart: func(t *testing.T) kerneltest.System { return modelSystem(t, h, faults) },

@@ -10,7 +10,7 @@ import (
 	"kproxy.dev/kproxy/service"
 )
 
-// Host is a model of a host: virtual servers, dummy links and ipsets, in memory. It refuses what the
+// Host is a model of a host: virtual servers, the dummy link and ipsets of kproxy, in memory. It refuses what the
 // kernel refuses, and passes the same tests. Chains and jumps it only keeps, for IPVS and the agent
 // to work with: that iptables takes them is tested on the kernel. It is safe for concurrent use.
 type Host struct {
@@ -19,7 +19,7 @@ type Host struct {
 	jumps      [2][]kernel.Jump
 	sets       map[string]*modelSet
 	virtuals   map[server]*modelVirtual
-	links      map[string]*modelDummy
+	link       *modelDummy
 	node       []netip.Addr // addresses on other links
 	schedulers []string     // that the kernel has
 	cut        []string     // see [Host.Cut]
@@ -28,10 +28,7 @@ type Host struct {
 
 // NewHost returns a host without rules or sets.
 func NewHost() *Host {
-	return &Host{
-		sets: map[string]*modelSet{}, virtuals: map[server]*modelVirtual{}, links: map[string]*modelDummy{},
-		schedulers: defaultSchedulers,
-	}
+	return &Host{sets: map[string]*modelSet{}, virtuals: map[server]*modelVirtual{}, schedulers: defaultSchedulers}
 }
 
 // Rules returns the [kernel.Backend] of the host's chains, jumps and sets. A family's chains are one call

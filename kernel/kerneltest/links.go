@@ -2,7 +2,6 @@ package kerneltest
 
 import (
 	"errors"
-	"fmt"
 	"maps"
 	"net/netip"
 	"slices"
@@ -14,7 +13,7 @@ import (
 	"kproxy.dev/kproxy/service"
 )
 
-// modelDummy is a dummy link of a Host.
+// modelDummy is the [kernel.DummyLink] of a Host.
 type modelDummy struct {
 	up        bool
 	addresses map[netip.Addr]bool
@@ -22,17 +21,6 @@ type modelDummy struct {
 
 func (m *modelDummy) sorted() []netip.Addr {
 	return slices.SortedFunc(maps.Keys(m.addresses), netip.Addr.Compare)
-}
-
-// AddForeignLink makes a dummy link that isn't kproxy's.
-func (h *Host) AddForeignLink(name string, addresses ...netip.Addr) {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	m := &modelDummy{up: true, addresses: map[netip.Addr]bool{}}
-	for _, a := range addresses {
-		m.addresses[a] = true
-	}
-	h.links[name] = m
 }
 
 // modelLink is the [ipvs.Link] of a Host.
@@ -44,7 +32,7 @@ func (h *Host) Link() ipvs.Link { return modelLink{h} }
 func (l modelLink) State() (ipvs.LinkState, error) {
 	l.host.mu.Lock()
 	defer l.host.mu.Unlock()
-	m := l.host.links[kernel.DummyLink]
+	m := l.host.link
 	if m == nil {
 		return ipvs.LinkState{}, nil
 	}
@@ -57,8 +45,8 @@ func (l modelLink) Ensure() error { return errors.Join(l.create(), l.setUp()) }
 func (l modelLink) create() error {
 	l.host.mu.Lock()
 	defer l.host.mu.Unlock()
-	if l.host.links[kernel.DummyLink] == nil {
-		l.host.links[kernel.DummyLink] = &modelDummy{addresses: map[netip.Addr]bool{}}
+	if l.host.link == nil {
+		l.host.link = &modelDummy{addresses: map[netip.Addr]bool{}}
 	}
 	return nil
 }
@@ -66,7 +54,7 @@ func (l modelLink) create() error {
 func (l modelLink) setUp() error {
 	l.host.mu.Lock()
 	defer l.host.mu.Unlock()
-	m := l.host.links[kernel.DummyLink]
+	m := l.host.link
 	if m == nil {
 		return unix.ENODEV
 	}
@@ -77,7 +65,7 @@ func (l modelLink) setUp() error {
 func (l modelLink) Remove() error {
 	l.host.mu.Lock()
 	defer l.host.mu.Unlock()
-	delete(l.host.links, kernel.DummyLink)
+	l.host.link = nil
 	return nil
 }
 
@@ -109,7 +97,7 @@ func (l modelLink) Delete(addresses ...netip.Addr) (map[netip.Addr]error, error)
 func (l modelLink) each(addresses []netip.Addr, do func(*modelDummy, netip.Addr)) (map[netip.Addr]error, error) {
 	l.host.mu.Lock()
 	defer l.host.mu.Unlock()
-	m := l.host.links[kernel.DummyLink]
+	m := l.host.link
 	if m == nil {
 		return nil, kernel.ErrNotFound
 	}
@@ -152,18 +140,4 @@ func (h *Host) SetNodeAddresses(addresses []netip.Addr) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.node = slices.Clone(addresses)
-}
-
-// ForeignLinks prints the dummy links that aren't kproxy's.
-func (h *Host) ForeignLinks() string {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	out := ""
-	for _, name := range slices.Sorted(maps.Keys(h.links)) {
-		if name != kernel.DummyLink {
-			m := h.links[name]
-			out += fmt.Sprintln("link", name, "up", m.up, m.sorted())
-		}
-	}
-	return out
 }

@@ -24,30 +24,6 @@ type Sets struct{ host *Host }
 // Sets returns the host's set store.
 func (h *Host) Sets() *Sets { return &Sets{h} }
 
-// AddForeignSet puts a set there that isn't kproxy's.
-func (h *Host) AddForeignSet(s kernel.Set) {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	m := &modelSet{Set: s, entries: map[string]time.Time{}}
-	for _, e := range s.Entries {
-		m.entries[e] = time.Time{}
-	}
-	h.sets[s.Name] = m
-}
-
-// ForeignSets prints the sets that aren't kproxy's.
-func (h *Host) ForeignSets() string {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	out := ""
-	for _, name := range slices.Sorted(maps.Keys(h.sets)) {
-		if !kernel.Own(name) {
-			out += fmt.Sprintln(name, h.sets[name].Type, slices.Sorted(maps.Keys(h.sets[name].entries)))
-		}
-	}
-	return out
-}
-
 // AllEntries asks [kernel.SetStore]'s List for every set's entries.
 func AllEntries(string) bool { return true }
 
@@ -87,7 +63,7 @@ func (s *Sets) Create(set kernel.Set) error {
 func (s *Sets) Destroy(name string) error {
 	s.host.mu.Lock()
 	defer s.host.mu.Unlock()
-	if _, ok := s.host.sets[name]; !ok || !kernel.Own(name) {
+	if s.host.sets[name] == nil {
 		return kernel.ErrNotFound
 	}
 	delete(s.host.sets, name)
@@ -136,11 +112,10 @@ func (s *Sets) Delete(set kernel.Set, entries ...string) error {
 }
 
 func (s *Sets) find(name string) (*modelSet, error) {
-	m, ok := s.host.sets[name]
-	if !ok || !kernel.Own(name) {
-		return nil, kernel.ErrNotFound
+	if m := s.host.sets[name]; m != nil {
+		return m, nil
 	}
-	return m, nil
+	return nil, kernel.ErrNotFound
 }
 
 // List implements [kernel.SetStore].
@@ -151,9 +126,6 @@ func (s *Sets) List(entries func(string) bool) ([]kernel.SetState, error) {
 	now := time.Now()
 	for _, name := range slices.Sorted(maps.Keys(s.host.sets)) {
 		m := s.host.sets[name]
-		if !kernel.Own(name) {
-			continue
-		}
 		st := kernel.SetState{Set: kernel.Set{Name: name, Type: m.Type, Family: m.Family, Timeout: m.Timeout}, Count: len(m.entries)}
 		if entries != nil && entries(name) {
 			for _, e := range slices.Sorted(maps.Keys(m.entries)) {

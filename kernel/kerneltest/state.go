@@ -4,8 +4,6 @@ import (
 	"fmt"
 	"maps"
 	"slices"
-
-	"kproxy.dev/kproxy/kernel"
 )
 
 // State prints kproxy's sets, virtual servers and addresses, what drains
@@ -15,9 +13,7 @@ func (h *Host) State() string {
 	defer h.mu.Unlock()
 	out := ""
 	for _, name := range slices.Sorted(maps.Keys(h.sets)) {
-		if kernel.Own(name) {
-			out += fmt.Sprintln("set", name, slices.Sorted(maps.Keys(h.sets[name].entries)))
-		}
+		out += fmt.Sprintln("set", name, slices.Sorted(maps.Keys(h.sets[name].entries)))
 	}
 	for _, k := range h.servers() {
 		m := h.virtuals[k]
@@ -31,7 +27,7 @@ func (h *Host) State() string {
 			}
 		}
 	}
-	if l := h.links[kernel.DummyLink]; l != nil {
+	if l := h.link; l != nil {
 		for _, a := range l.sorted() {
 			out += fmt.Sprintln("address", a)
 		}
