@@ -3,6 +3,7 @@ package kernel
 import (
 	"encoding/binary"
 	"fmt"
+	"net"
 	"net/netip"
 
 	"golang.org/x/sys/unix"
@@ -14,20 +15,21 @@ import (
 // net/netfilter/nf_conntrack_proto_tcp.c); the ACK then goes where any packet of an unknown connection goes, and what
 // that meets resets the connection. Challenge needs CAP_NET_RAW.
 func Challenge(from, to netip.AddrPort) error {
-	v4 := to.Addr().Is4()
-	family := unix.AF_INET6
-	var address unix.Sockaddr = &unix.SockaddrInet6{Addr: to.Addr().As16()}
-	if v4 {
-		family = unix.AF_INET
-		address = &unix.SockaddrInet4{Addr: to.Addr().As4()}
+	return sendRaw(unix.IPPROTO_RAW, to.Addr(), synACK(from, to)) // the IP header is ours (raw(7))
+}
+
+func sendRaw(protocol int, to netip.Addr, packet []byte) error {
+	version := 6
+	if to.Is4() {
+		version = 4
 	}
-	fd, err := unix.Socket(family, unix.SOCK_RAW|unix.SOCK_CLOEXEC, unix.IPPROTO_RAW) // the IP header is ours (raw(7))
+	c, err := net.ListenIP(fmt.Sprintf("ip%d:%d", version, protocol), nil)
 	if err != nil {
 		return fmt.Errorf("open a raw socket: %w", err)
 	}
-	defer unix.Close(fd)
-	if err := unix.Sendto(fd, synACK(from, to), 0, address); err != nil {
-		return fmt.Errorf("send from %s to %s: %w", from, to, err)
+	defer c.Close()
+	if _, err := c.WriteToIP(packet, &net.IPAddr{IP: to.AsSlice(), Zone: to.Zone()}); err != nil {
+		return fmt.Errorf("send to %s: %w", to, err)
 	}
 	return nil
 }

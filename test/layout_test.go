@@ -38,7 +38,7 @@ var layout = []row{
 	{folder: "health/passive", imports: "service health health/probe", third: "golang.org/x/net golang.org/x/time"},
 	{folder: "plan", imports: "service lb health", pure: true},
 	{folder: "kernel/nlmsg", third: "golang.org/x/sys"},
-	{folder: "kernel", imports: "service plan kernel/nlmsg", third: netlink + " github.com/hashicorp/go-multierror"},
+	{folder: "kernel", imports: "service plan kernel/nlmsg", third: netlink + " golang.org/x/net github.com/hashicorp/go-multierror"},
 	{folder: "kernel/steering", imports: "kernel plan service", third: netlink + " github.com/coreos/go-iptables github.com/hashicorp/go-multierror"},
 	{folder: "kernel/iptables", imports: "kernel kernel/steering kernel/nlmsg plan lb service", third: netlink + " github.com/hashicorp/go-multierror"},
 	{folder: "kernel/ipvs", imports: "kernel kernel/steering kernel/nlmsg plan lb service", third: netlink + " github.com/moby/ipvs github.com/hashicorp/go-multierror"},
