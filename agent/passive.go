@@ -28,6 +28,7 @@ import (
 	"kproxy.dev/kproxy/kernel"
 	"kproxy.dev/kproxy/plan"
 	"kproxy.dev/kproxy/service"
+	"kproxy.dev/kproxy/service/wake"
 )
 
 // passiveHealth connects the detector of endpoints that don't answer with what it learns from and acts on. Its methods
@@ -258,10 +259,7 @@ func (a *Agent) ejectionsChanged(changed []health.Endpoint) {
 	p.mu.Unlock()
 	a.announceNodes(was, now)
 	a.kick()
-	select {
-	case p.save <- struct{}{}:
-	default:
-	}
+	wake.Up(p.save)
 }
 
 // announceNodes tells of nodes that have fallen silent or are back, this one's isolation included.

@@ -14,6 +14,7 @@ import (
 	"kproxy.dev/kproxy/kernel"
 	"kproxy.dev/kproxy/plan"
 	"kproxy.dev/kproxy/service"
+	"kproxy.dev/kproxy/service/wake"
 )
 
 // programmer is the slow loop: it brings the kernel's rules to the
@@ -191,12 +192,7 @@ func markDiffering[V comparable](dirty map[service.Key]bool, was, is map[service
 	}
 }
 
-func (g *programmer) kick() {
-	select {
-	case g.wake <- struct{}{}:
-	default:
-	}
-}
+func (g *programmer) kick() { wake.Up(g.wake) }
 
 // report returns the last result. Safe for concurrent use.
 func (g *programmer) report() programResult {

@@ -11,6 +11,7 @@ import (
 
 	"kproxy.dev/kproxy/plan"
 	"kproxy.dev/kproxy/service"
+	"kproxy.dev/kproxy/service/wake"
 )
 
 // How often the fast loop checks what doesn't announce itself: connections
@@ -106,12 +107,7 @@ func untilWake(p *plan.Plan, now time.Time) time.Duration {
 }
 
 // kick asks for a pass.
-func (a *Agent) kick() {
-	select {
-	case a.trigger <- struct{}{}:
-	default:
-	}
-}
+func (a *Agent) kick() { wake.Up(a.trigger) }
 
 // pass computes a plan and carries it out. The order matters: the forwarder
 // knows a service before it is redirected connections, and forgets it after

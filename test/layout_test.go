@@ -32,10 +32,11 @@ type row struct {
 // change, the design changes; say why in the commit.
 var layout = []row{
 	{folder: "service", pure: true},
+	{folder: "service/wake", pure: true},
 	{folder: "lb", imports: "service", pure: true},
 	{folder: "health", imports: "service", pure: true},
-	{folder: "health/probe", imports: "service health", third: "google.golang.org/grpc golang.org/x/sys golang.org/x/sync golang.org/x/time"},
-	{folder: "health/passive", imports: "service health health/probe", third: "golang.org/x/net golang.org/x/time"},
+	{folder: "health/probe", imports: "service health service/wake", third: "google.golang.org/grpc golang.org/x/sys golang.org/x/sync golang.org/x/time"},
+	{folder: "health/passive", imports: "service health health/probe service/wake", third: "golang.org/x/net golang.org/x/time"},
 	{folder: "plan", imports: "service lb health", pure: true},
 	{folder: "kernel/nlmsg", third: "golang.org/x/sys"},
 	{folder: "kernel", imports: "service plan kernel/nlmsg", third: netlink + " golang.org/x/net github.com/hashicorp/go-multierror"},
@@ -49,8 +50,8 @@ var layout = []row{
 	{folder: "conntrack", imports: "service health plan kernel/nlmsg", third: "golang.org/x/net/bpf golang.org/x/sys"},
 	{folder: "source/strict", third: "k8s.io/apimachinery go.yaml.in/yaml sigs.k8s.io/json"},
 	{folder: "source", imports: "service source/strict", third: kubernetes},
-	{folder: "source/file", imports: "service source source/strict", third: kubernetes + " github.com/fsnotify/fsnotify golang.org/x/sync"},
-	{folder: "source/kube", imports: "service source", third: kubernetes + " k8s.io/client-go k8s.io/klog github.com/go-logr/logr"},
+	{folder: "source/file", imports: "service source source/strict service/wake", third: kubernetes + " github.com/fsnotify/fsnotify golang.org/x/sync"},
+	{folder: "source/kube", imports: "service source service/wake", third: kubernetes + " k8s.io/client-go k8s.io/klog github.com/go-logr/logr"},
 	// source: kube-proxy's reading of addresses with leading zeros.
 	{folder: "config", imports: "service source source/strict", third: "sigs.k8s.io/yaml sigs.k8s.io/json k8s.io/kube-proxy k8s.io/component-base k8s.io/apimachinery"},
 	{folder: "trace/netfilter", imports: "kernel kernel/steering kernel/nlmsg lb service", third: "golang.org/x/sys"},
@@ -61,9 +62,9 @@ var layout = []row{
 	{folder: "docs"},
 	{folder: "agent/node", imports: "config service plan source/kube kernel kernel/steering kernel/iptables kernel/ipvs kernel/nftables", third: "golang.org/x/sys"},
 	{folder: "agent/offline", imports: "agent/node config conntrack plan service source source/file source/kube kernel kernel/leftovers"},
-	{folder: "agent/flows", imports: "conntrack health health/passive kernel lb plan service userspace", third: "golang.org/x/sys"},
+	{folder: "agent/flows", imports: "conntrack health health/passive kernel lb plan service userspace service/wake", third: "golang.org/x/sys"},
 	{folder: "agent/takeover", imports: "agent/node conntrack health service userspace/handover", third: "golang.org/x/sys"},
-	{folder: "agent/nodehealth", imports: "plan service userspace/handover", third: "golang.org/x/sys"},
+	{folder: "agent/nodehealth", imports: "plan service userspace/handover service/wake", third: "golang.org/x/sys"},
 	{folder: "agent", imports: "*", third: "golang.org/x/sync golang.org/x/sys golang.org/x/time"},
 	{folder: "web", imports: "plan service health trace docs", third: "github.com/prometheus/client_golang github.com/prometheus/client_model"},
 	// The cluster's nodes, asked over the API server with the user's rights.

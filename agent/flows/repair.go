@@ -12,6 +12,7 @@ import (
 	"kproxy.dev/kproxy/kernel"
 	"kproxy.dev/kproxy/plan"
 	"kproxy.dev/kproxy/service"
+	"kproxy.dev/kproxy/service/wake"
 	"kproxy.dev/kproxy/userspace"
 )
 
@@ -76,10 +77,7 @@ func (r *Repair) Follow(p *plan.Plan, d plan.Delta) {
 		return
 	}
 	r.RedirectAll(p, redirectFor)
-	select {
-	case r.offloaded <- struct{}{}:
-	default:
-	}
+	wake.Up(r.offloaded)
 }
 
 // RedirectAll redirects, for d, the connections of services that userspace doesn't
@@ -154,10 +152,7 @@ func (r *Repair) Ended(f conntrack.Flow) {
 		r.lost = append(r.lost, f)
 	}
 	r.mu.Unlock()
-	select {
-	case r.wake <- struct{}{}:
-	default:
-	}
+	wake.Up(r.wake)
 }
 
 // repair puts back the entries that were lost and belong to live connections.

@@ -13,6 +13,7 @@ import (
 	"kproxy.dev/kproxy/conntrack"
 	"kproxy.dev/kproxy/plan"
 	"kproxy.dev/kproxy/service"
+	"kproxy.dev/kproxy/service/wake"
 	"kproxy.dev/kproxy/userspace"
 )
 
@@ -142,12 +143,7 @@ func (s *StaleCleanup) request(w pending) {
 	}
 }
 
-func (s *StaleCleanup) trigger() {
-	select {
-	case s.wake <- struct{}{}:
-	default:
-	}
-}
+func (s *StaleCleanup) trigger() { wake.Up(s.wake) }
 
 // Report returns the error of the last clean-up.
 func (s *StaleCleanup) Report() error {

@@ -20,6 +20,7 @@ import (
 
 	"kproxy.dev/kproxy/plan"
 	"kproxy.dev/kproxy/service"
+	"kproxy.dev/kproxy/service/wake"
 	"kproxy.dev/kproxy/userspace/handover"
 )
 
@@ -86,10 +87,7 @@ func (h *Ports) Follow(p *plan.Plan, d plan.Delta) {
 	if len(w.ports) == 0 && (was == nil || len(was.ports) == 0) {
 		return
 	}
-	select {
-	case h.wake <- struct{}{}:
-	default:
-	}
+	wake.Up(h.wake)
 }
 
 // ProblemsOf says what is wrong with the health-check node port of a Service.

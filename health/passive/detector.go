@@ -12,6 +12,7 @@ import (
 	"golang.org/x/time/rate"
 
 	"kproxy.dev/kproxy/health"
+	"kproxy.dev/kproxy/service/wake"
 )
 
 // What is remembered, at most.
@@ -135,7 +136,7 @@ func (d *Detector) report(e health.Endpoint, client netip.Addr, what string, ref
 	if len(r.clients) < maxClients {
 		r.clients[client] = true
 	}
-	d.signal()
+	wake.Up(d.wake)
 }
 
 // Answered reports that an endpoint answered a client. While no endpoint is suspected or ejected it costs one atomic load.
@@ -146,7 +147,7 @@ func (d *Detector) Answered(e health.Endpoint) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.answered[e] = true
-	d.signal()
+	wake.Up(d.wake)
 }
 
 // Departed reports endpoints that have left their API, or are neither ready nor serving: their connections are reset
@@ -156,7 +157,7 @@ func (d *Detector) Departed(endpoints []health.Endpoint) {
 	defer d.mu.Unlock()
 	d.departed = append(d.departed, endpoints...)
 	d.followed = true // others may have them still
-	d.signal()
+	wake.Up(d.wake)
 }
 
 // Follow reports that Endpoints yields others than before. Those that aren't there any more are forgotten.
@@ -164,7 +165,7 @@ func (d *Detector) Follow() {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.followed = true
-	d.signal()
+	wake.Up(d.wake)
 }
 
 // Restore takes over what another process knew. It comes before Run.
@@ -174,14 +175,7 @@ func (d *Detector) Restore(known map[health.Endpoint]*health.Ejection) {
 		d.changed[at] = true
 	}
 	d.publish()
-	d.signal()
-}
-
-func (d *Detector) signal() {
-	select {
-	case d.wake <- struct{}{}:
-	default:
-	}
+	wake.Up(d.wake)
 }
 
 // Run judges until ctx is done. It returns when every probe has ended.

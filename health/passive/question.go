@@ -9,6 +9,7 @@ import (
 
 	"kproxy.dev/kproxy/health"
 	"kproxy.dev/kproxy/service"
+	"kproxy.dev/kproxy/service/wake"
 )
 
 // How an endpoint is asked. A client sends its SYN again after a second, and, on Linux since 6.5, after two: the
@@ -141,7 +142,7 @@ func (d *Detector) tell(r result) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.results = append(d.results, r)
-	d.signal()
+	wake.Up(d.wake)
 }
 
 // take notes what came of questions.

@@ -15,6 +15,7 @@ import (
 	"golang.org/x/time/rate"
 
 	"kproxy.dev/kproxy/health"
+	"kproxy.dev/kproxy/service/wake"
 )
 
 const (
@@ -73,7 +74,7 @@ func (l *loop) run(ctx context.Context) {
 			l.release(<-l.results)
 		}
 	}()
-	signal(l.updates) // Targets of before
+	wake.Up(l.updates) // Targets of before
 	timer := time.NewTimer(0)
 	defer timer.Stop()
 	for ctx.Err() == nil {
@@ -212,7 +213,7 @@ func (l *loop) publish(now time.Time) {
 	v.Revision = l.view.Load().Revision + 1
 	l.view.Store(v)
 	if l.changed {
-		signal(l.changes)
+		wake.Up(l.changes)
 	}
 	l.dirty, l.changed, l.published = false, false, now
 }

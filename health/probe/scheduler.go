@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"kproxy.dev/kproxy/health"
+	"kproxy.dev/kproxy/service/wake"
 )
 
 // Scheduler probes a set of Targets for as long as Run runs. Its methods are
@@ -47,7 +48,7 @@ func (s *Scheduler) Update(targets []health.Wanted) {
 	s.mu.Lock()
 	s.wanted = targets
 	s.mu.Unlock()
-	signal(s.updates)
+	wake.Up(s.updates)
 }
 
 // Resume begins with what another Scheduler knew of targets: whose intervals, time-outs, rises and falls may be
@@ -107,12 +108,4 @@ func (s *Scheduler) Last(t health.Target) Check {
 func (s *Scheduler) Run(ctx context.Context) error {
 	newLoop(s).run(ctx)
 	return nil
-}
-
-// signal makes sure that c holds a signal.
-func signal(c chan struct{}) {
-	select {
-	case c <- struct{}{}:
-	default:
-	}
 }

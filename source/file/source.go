@@ -13,6 +13,7 @@ import (
 	"github.com/fsnotify/fsnotify"
 
 	"kproxy.dev/kproxy/service"
+	"kproxy.dev/kproxy/service/wake"
 	"kproxy.dev/kproxy/source"
 )
 
@@ -82,12 +83,7 @@ func (s *Source) Status() []source.Status {
 }
 
 // Reread has every file read again, whether or not it seems changed.
-func (s *Source) Reread() {
-	select {
-	case s.reread <- struct{}{}:
-	default:
-	}
-}
+func (s *Source) Reread() { wake.Up(s.reread) }
 
 // Run reads the manifests and follows their changes until ctx is done. Nothing
 // that happens to files ends it; it returns nil.
@@ -178,10 +174,7 @@ func (s *Source) update(st *store, all bool) {
 	if last != nil && last.Hash() == snapshot.Hash() {
 		return // only what is said about files is new
 	}
-	select {
-	case s.changed <- struct{}{}:
-	default:
-	}
+	wake.Up(s.changed)
 }
 
 // logMost is how many problems of one path are logged at a time; one mistake

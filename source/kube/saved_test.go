@@ -23,6 +23,7 @@ import (
 	"k8s.io/client-go/rest"
 
 	"kproxy.dev/kproxy/service"
+	"kproxy.dev/kproxy/service/wake"
 	"kproxy.dev/kproxy/source"
 )
 
@@ -297,7 +298,7 @@ func TestHowOftenItIsSaved(t *testing.T) {
 			return writes.Swap(0)
 		}
 		for range 600 {
-			wake(s.unsaved)
+			wake.Up(s.unsaved)
 			time.Sleep(time.Second)
 		}
 		if n := count(); n < 59 || n > 61 {
@@ -325,10 +326,10 @@ func TestChangeBeforeTheAPIGoesIsSaved(t *testing.T) {
 			saved = append(saved, from.Time)
 			return err
 		})
-		wake(s.unsaved)
+		wake.Up(s.unsaved)
 		first := time.Now().UTC()
 		time.Sleep(time.Second)
-		wake(s.unsaved)
+		wake.Up(s.unsaved)
 		time.Sleep(time.Second)
 		s.slices.fails(watching, errors.New("away"))
 		time.Sleep(time.Hour)
@@ -358,7 +359,7 @@ func TestCannotSave(t *testing.T) {
 			}
 			return nil
 		})
-		wake(s.unsaved)
+		wake.Up(s.unsaved)
 		synctest.Wait()
 		const want = "the state can't be saved, and a kproxy that starts while the API is away will serve nothing or an older one: write /state.zip: no space left on device"
 		if diff := cmp.Diff([]string{want}, problems(s)); diff != "" {

@@ -19,6 +19,7 @@ import (
 	"k8s.io/apimachinery/pkg/fields"
 
 	"kproxy.dev/kproxy/service"
+	"kproxy.dev/kproxy/service/wake"
 	"kproxy.dev/kproxy/source"
 )
 
@@ -89,7 +90,7 @@ func (s *Source) lacksCIDRs(err error) {
 }
 
 func (s *Source) newHealth(kind string) *health {
-	return &health{kind: kind, log: s.log, recovered: s.retries.hurry, failed: func() { wake(s.failed) }}
+	return &health{kind: kind, log: s.log, recovered: s.retries.hurry, failed: func() { wake.Up(s.failed) }}
 }
 
 // Snapshots receives a value after every change of Latest. Changes that come
@@ -258,19 +259,12 @@ func (s *Source) publish(synced bool) {
 		s.saveProblem.Store(nil)
 	}
 	if changed || first {
-		wake(s.unsaved)
+		wake.Up(s.unsaved)
 	}
 	s.state.triggers.converted(triggers)
 	// A slice may come before it has endpoints. What led to it has taken effect with
 	// the next pass, as with kube-proxy.
 	if changed || len(triggers[service.IPv4])+len(triggers[service.IPv6]) > 0 {
-		wake(s.changed)
-	}
-}
-
-func wake(c chan<- struct{}) {
-	select {
-	case c <- struct{}{}:
-	default:
+		wake.Up(s.changed)
 	}
 }

@@ -13,6 +13,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"kproxy.dev/kproxy/service"
+	"kproxy.dev/kproxy/service/wake"
 	"kproxy.dev/kproxy/source"
 )
 
@@ -63,7 +64,7 @@ func (s *state) heardOfCIDRs() {
 func fresh[T any]() *T { return new(T) }
 
 // wake says that there is something to convert.
-func (s *state) wake() { wake(s.kick) }
+func (s *state) wake() { wake.Up(s.kick) }
 
 func (s *state) serviceChanged(was, is *corev1.Service) {
 	if o := cmp.Or(is, was); o != nil {
