@@ -35,10 +35,7 @@ type Prober interface {
 
 // Network probes over the network. The zero value is ready, and it is safe
 // for concurrent use.
-type Network struct {
-	Mark    uint32
-	Control func(network, address string, c syscall.RawConn) error
-}
+type Network struct{ Mark uint32 }
 
 // Probe makes the probe that t.Check asks for; t.Check.Port, if there is one,
 // takes the place of the endpoint's.
@@ -97,24 +94,19 @@ func (n Network) dialer() *net.Dialer {
 	return &net.Dialer{KeepAlive: -1, Control: n.SetMark}
 }
 
-// SetMark gives a probe's socket its mark, and calls n.Control; it is for [net.Dialer].
-func (n Network) SetMark(network, address string, c syscall.RawConn) error {
-	if n.Mark != 0 {
-		var set error
-		if err := c.Control(func(fd uintptr) {
-			set = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_MARK, int(n.Mark))
-		}); err != nil {
-			return &localError{err}
-		}
-		if set != nil {
-			return &localError{fmt.Errorf("set mark %#x on a probe's socket: %w", n.Mark, set)}
-		}
-	}
-	if n.Control == nil {
+// SetMark gives a probe's socket its mark; it is for [net.Dialer].
+func (n Network) SetMark(_, _ string, c syscall.RawConn) error {
+	if n.Mark == 0 {
 		return nil
 	}
-	if err := n.Control(network, address, c); err != nil {
+	var set error
+	if err := c.Control(func(fd uintptr) {
+		set = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_MARK, int(n.Mark))
+	}); err != nil {
 		return &localError{err}
+	}
+	if set != nil {
+		return &localError{fmt.Errorf("set mark %#x on a probe's socket: %w", n.Mark, set)}
 	}
 	return nil
 }

@@ -383,48 +383,42 @@ func TestProbesStopWithContext(t *testing.T) {
 	}
 }
 
-func TestSockets(t *testing.T) {
+func TestMark(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("needs root: SO_MARK takes CAP_NET_ADMIN")
+	}
 	addr := listenTCP(t, "127.0.0.1", silent)
-	target := health.Target{Address: addr, Check: service.HealthCheck{Kind: service.CheckTCP, Timeout: long}}
-	t.Run("control", func(t *testing.T) {
-		var seen []string
-		n := Network{Control: func(network, address string, _ syscall.RawConn) error {
-			seen = append(seen, network+" "+address)
-			return nil
-		}}
-		if err := n.Probe(t.Context(), target); err != nil || len(seen) != 1 || seen[0] != "tcp4 "+addr.String() {
-			t.Errorf("control saw %q, probe says %v", seen, err)
+	for _, network := range []string{"tcp", "udp"} {
+		c, err := Network{Mark: 0x1800}.dialer().Dial(network, addr.String())
+		if err != nil {
+			t.Fatal(err)
 		}
-	})
-	t.Run("control that fails is inconclusive", func(t *testing.T) {
-		n := Network{Control: func(string, string, syscall.RawConn) error { return errors.New("no") }}
-		if err := n.Probe(t.Context(), target); !Inconclusive(err) {
-			t.Errorf("error %v is held against the endpoint", err)
-		}
-	})
-	t.Run("mark", func(t *testing.T) {
-		if os.Geteuid() != 0 {
-			t.Skip("needs root: SO_MARK takes CAP_NET_ADMIN")
+		defer c.Close()
+		raw, err := c.(syscall.Conn).SyscallConn()
+		if err != nil {
+			t.Fatal(err)
 		}
 		mark := 0
-		n := Network{Mark: 0x1800, Control: func(_, _ string, c syscall.RawConn) error {
-			var err error
-			return errors.Join(c.Control(func(fd uintptr) {
-				mark, err = syscall.GetsockoptInt(int(fd), syscall.SOL_SOCKET, syscall.SO_MARK)
-			}), err)
-		}}
-		for _, kind := range []service.Check{service.CheckTCP, service.CheckUDP} {
-			mark = 0
-			target := target
-			target.Check.Kind, target.Check.Timeout = kind, time.Second
-			ctx, cancel := context.WithTimeout(t.Context(), time.Second)
-			n.Probe(ctx, target)
-			cancel()
-			if mark != 0x1800 {
-				t.Errorf("%s: socket has mark %#x, want 0x1800", kind, mark)
-			}
+		if failed := raw.Control(func(fd uintptr) { mark, err = syscall.GetsockoptInt(int(fd), syscall.SOL_SOCKET, syscall.SO_MARK) }); failed != nil || err != nil || mark != 0x1800 {
+			t.Errorf("%s: socket has mark %#x (%v, %v), want 0x1800", network, mark, failed, err)
 		}
-	})
+	}
+}
+
+// TestMarkThatFails: without the right to set it, nothing is held against the endpoint.
+func TestMarkThatFails(t *testing.T) {
+	c, err := net.ListenUDP("udp", nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	raw, err := c.SyscallConn()
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.Close()
+	if err := (Network{Mark: 1}).SetMark("", "", raw); !Inconclusive(err) {
+		t.Errorf("error %v is held against the endpoint", err)
+	}
 }
 
 func TestInconclusive(t *testing.T) {
