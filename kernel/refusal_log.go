@@ -48,17 +48,17 @@ const (
 )
 
 // LogRefusal is the rule of iptables that logs, as iptables-save prints it.
-func LogRefusal(reason string) string {
-	return fmt.Sprintf("-m limit --limit %d/sec --limit-burst %d -j NFLOG --nflog-prefix %q --nflog-group %d", RefusalRate, RefusalBurst, reason, RefusalGroup)
-}
+func LogRefusal(reason string) string { return logRule(RefusalRate, RefusalBurst, reason) }
 
 // LogUnanswered is the rule that tells of a SYN that came a second time, LogSample that of a UDP flow's beginning.
 func LogUnanswered() string {
-	return fmt.Sprintf("-m limit --limit %d/sec --limit-burst %d -j NFLOG --nflog-prefix %q --nflog-group %d --nflog-threshold 1", UnansweredRate, UnansweredBurst, ReasonUnansweredSYN, RefusalGroup)
+	return logRule(UnansweredRate, UnansweredBurst, ReasonUnansweredSYN) + " --nflog-threshold 1"
 }
 
-func LogSample() string {
-	return fmt.Sprintf("-m limit --limit %d/sec --limit-burst %d -j NFLOG --nflog-prefix %q --nflog-group %d", SampleRate, SampleBurst, ReasonUDPSample, RefusalGroup)
+func LogSample() string { return logRule(SampleRate, SampleBurst, ReasonUDPSample) }
+
+func logRule(rate, burst int, reason string) string {
+	return fmt.Sprintf("-m limit --limit %d/sec --limit-burst %d -j NFLOG --nflog-prefix %q --nflog-group %d", rate, burst, reason, RefusalGroup)
 }
 
 // Refusal is a packet that a rule refused or dropped, or that may have no answer.
