@@ -3,6 +3,7 @@ package plan
 import (
 	"fmt"
 	"net/netip"
+	"reflect"
 	"slices"
 	"strings"
 
@@ -45,15 +46,7 @@ func (p *Policy) IsPod(c Client) bool {
 }
 
 // Equal reports whether all of two policies is the same.
-func (p *Policy) Equal(o *Policy) bool {
-	return p.Mode == o.Mode && p.OffloadAfter == o.OffloadAfter && p.OffloadMinConnections == o.OffloadMinConnections &&
-		p.DrainedBy == o.DrainedBy && p.BackoffMax == o.BackoffMax && p.FlapLimit == o.FlapLimit &&
-		p.MasqueradeAll == o.MasqueradeAll && p.NodePodCIDRs == o.NodePodCIDRs && p.SameDetector(o) &&
-		p.PrimaryNodePorts == o.PrimaryNodePorts && p.NoLocalhostNodePorts == o.NoLocalhostNodePorts && p.NoStandIns == o.NoStandIns &&
-		slices.Equal(p.NodePortNetworks, o.NodePortNetworks) && slices.Equal(p.ExcludeCIDRs, o.ExcludeCIDRs) &&
-		p.CloseClusterIPs == o.CloseClusterIPs && slices.Equal(p.ServiceCIDRs, o.ServiceCIDRs) &&
-		slices.Equal(p.Links, o.Links) && slices.Equal(p.BridgedLinks, o.BridgedLinks) && slices.Equal(p.NodeAddresses, o.NodeAddresses)
-}
+func (p *Policy) Equal(o *Policy) bool { return reflect.DeepEqual(p, o) }
 
 // SameDetector reports whether both tell the same clients to be pods.
 func (p *Policy) SameDetector(o *Policy) bool {
