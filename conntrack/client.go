@@ -111,18 +111,11 @@ func (c *Client) GetByReply(p service.Protocol, src, dst netip.AddrPort) (out Fl
 	return out, err
 }
 
-// Lookup tells where a packet that a rule redirected to local was headed, and
-// who sent it: the kernel gives a client another port when two of its flows
-// would look alike to the listener. For a packet that was sent to local itself,
-// orig is local.
-func (c *Client) Lookup(p service.Protocol, local, client netip.AddrPort) (orig, realClient netip.AddrPort, err error) {
-	f, err := c.GetByReply(p, local, client)
-	return f.OrigDst, f.OrigSrc, err
-}
-
-// LookupAll is Lookup for several flows, each given by where it arrives and its
-// client: it calls found for each in turn, which must not call c. It costs fewer
-// system calls, and waits for nothing but other look-ups.
+// LookupAll tells where packets that a rule redirected were headed, and who sent them: the
+// kernel gives a client another port when two of its flows would look alike to the listener.
+// Each flow is given by where it arrives and its client; orig is where it arrives for one that
+// was sent there. It calls found for each in turn, which must not call c, and waits for
+// nothing but other look-ups.
 func (c *Client) LookupAll(p service.Protocol, flows [][2]netip.AddrPort, found func(i int, orig, client netip.AddrPort, err error)) {
 	c.get(p, flows, func(i int, f *Flow, err error) { found(i, f.OrigDst, f.OrigSrc, err) })
 }

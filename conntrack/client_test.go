@@ -22,6 +22,12 @@ import (
 	"kproxy.dev/kproxy/service"
 )
 
+// lookup is LookupAll for one flow.
+func lookup(c *Client, p service.Protocol, local, client netip.AddrPort) (orig, realClient netip.AddrPort, err error) {
+	c.LookupAll(p, [][2]netip.AddrPort{{local, client}}, func(_ int, o, r netip.AddrPort, failed error) { orig, realClient, err = o, r, failed })
+	return orig, realClient, err
+}
+
 func port(p uint16) netip.AddrPort { return netip.AddrPortFrom(netip.Addr{}, p) }
 
 func TestLookupRedirected(t *testing.T) {
@@ -32,7 +38,7 @@ func TestLookupRedirected(t *testing.T) {
 		rewrite(t, dst, port(listener))
 		ask(t, client, dst)
 		local := netip.AddrPortFrom(loopback(f), listener) // what OUTPUT redirects goes to loopback
-		orig, real, err := c.Lookup(service.UDP, local, <-peers)
+		orig, real, err := lookup(c, service.UDP, local, <-peers)
 		if err != nil || orig != dst || real != client {
 			t.Errorf("%s: got %s, %s, %v, want %s, %s", f, orig, real, err, dst, client)
 		}
@@ -58,7 +64,7 @@ func TestLookupTellsCollidingFlowsApart(t *testing.T) {
 			if _, err := socket.WriteToUDPAddrPort([]byte("x"), dst); err != nil {
 				t.Fatal(err)
 			}
-			orig, real, err := c.Lookup(service.UDP, local, <-peers)
+			orig, real, err := lookup(c, service.UDP, local, <-peers)
 			if err != nil || orig != dst || real != client {
 				t.Errorf("%s: got %s, %s, %v, want %s, %s", f, orig, real, err, dst, client)
 			}
@@ -71,7 +77,7 @@ func TestLookupDirect(t *testing.T) {
 	local := netip.AddrPortFrom(loopback(service.IPv4), listener)
 	_, peers := server(t, local)
 	ask(t, at(service.IPv4, clients, 2, 5000), local)
-	orig, _, err := c.Lookup(service.UDP, local, <-peers)
+	orig, _, err := lookup(c, service.UDP, local, <-peers)
 	if err != nil || orig != local {
 		t.Errorf("got %s, %v, want the listener itself", orig, err)
 	}
@@ -87,7 +93,7 @@ func TestLookupNotFound(t *testing.T) {
 		"other direction": {client, pod}, // the tuple exists, as an original one
 		"IPv6":            {at(service.IPv6, pods, 2, 5353), at(service.IPv6, clients, 2, 5000)},
 	} {
-		if _, _, err := c.Lookup(service.UDP, tuple[0], tuple[1]); !errors.Is(err, ErrNotFound) {
+		if _, _, err := lookup(c, service.UDP, tuple[0], tuple[1]); !errors.Is(err, ErrNotFound) {
 			t.Errorf("%s: got %v, want %v", name, err, ErrNotFound)
 		}
 	}
@@ -111,7 +117,7 @@ func TestLookupConcurrently(t *testing.T) {
 		for _, peer := range seen {
 			wg.Go(func() {
 				for range 20 {
-					orig, real, err := c.Lookup(service.UDP, netip.AddrPortFrom(loopback(service.IPv6), listener), peer)
+					orig, real, err := lookup(c, service.UDP, netip.AddrPortFrom(loopback(service.IPv6), listener), peer)
 					if err != nil || orig != dst || real != peer {
 						t.Errorf("got %s, %s, %v, want %s, %s", orig, real, err, dst, peer)
 					}
@@ -327,7 +333,7 @@ func TestRequestsAfterClose(t *testing.T) {
 	}
 	client, pod := at(service.IPv4, clients, 2, 5000), at(service.IPv4, pods, 2, 5353)
 	f := flow(service.IPv4, service.UDP, at(service.IPv4, services, 10, 53), pod)
-	_, _, lookup := c.Lookup(service.UDP, pod, client)
+	_, _, lookup := lookup(c, service.UDP, pod, client)
 	_, list := c.List(service.UDP)
 	for name, err := range map[string]error{"lookup": lookup, "list": list, "delete": c.Delete(f), "restore": c.Restore(f)} {
 		if !errors.Is(err, fs.ErrClosed) {
@@ -380,7 +386,7 @@ func TestLookupAll(t *testing.T) {
 		}
 		var want [][2]netip.AddrPort
 		for _, flow := range flows {
-			orig, client, err := c.Lookup(service.UDP, flow[0], flow[1])
+			orig, client, err := lookup(c, service.UDP, flow[0], flow[1])
 			if err != nil && !errors.Is(err, ErrNotFound) {
 				t.Fatal(err)
 			}

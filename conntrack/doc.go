@@ -4,7 +4,7 @@
 //
 // It serves four ends:
 //
-//   - [Client.Lookup] tells the userspace forwarder where a redirected datagram
+//   - [Client.LookupAll] tells the userspace forwarder where a redirected datagram
 //     was headed. It is on the path of the first datagram of every session.
 //   - [Stale] names the UDP entries that would lead datagrams to a gone
 //     endpoint, a deleted service or the wrong data plane, and [Client.Delete]

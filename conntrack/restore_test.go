@@ -168,7 +168,7 @@ func TestRestoreAnotherPort(t *testing.T) {
 		if got.ReplySrc != f.ReplySrc || got.ReplyDst != f.ReplyDst || got.Mark != f.Mark {
 			t.Errorf("restored %+v, want %+v", got, f)
 		}
-		orig, client, err := c.Lookup(service.UDP, f.ReplySrc, f.ReplyDst)
+		orig, client, err := lookup(c, service.UDP, f.ReplySrc, f.ReplyDst)
 		if err != nil || orig != dst || client != src {
 			t.Errorf("looked up %s, %s, %v, want %s, %s", orig, client, err, dst, src)
 		}
