@@ -1,21 +1,20 @@
 package kerneltest
 
 import (
+	"cmp"
 	"fmt"
 	"maps"
 	"net/netip"
 	"slices"
-	"time"
 
 	"kproxy.dev/kproxy/kernel"
 	"kproxy.dev/kproxy/service"
 )
 
-// modelSet is a set of a [Host]. Entries hold when they would expire, which takes longer than
-// tests do; the zero Time is never.
+// modelSet is a set of a [Host]. Entries have lifetimes, which take longer than tests do.
 type modelSet struct {
 	kernel.Set
-	entries map[string]time.Time
+	entries map[string]uint32
 }
 
 // Sets is the [kernel.SetStore] of a [Host].
@@ -55,7 +54,7 @@ func (s *Sets) Create(set kernel.Set) error {
 		return nil
 	}
 	set.Entries = nil
-	s.host.sets[set.Name] = &modelSet{Set: set, entries: map[string]time.Time{}}
+	s.host.sets[set.Name] = &modelSet{Set: set, entries: map[string]uint32{}}
 	return nil
 }
 
@@ -78,18 +77,11 @@ func (s *Sets) Add(set kernel.Set, timeout uint32, entries ...string) error {
 	if err != nil {
 		return err
 	}
-	if timeout == 0 {
-		timeout = m.Timeout
-	}
 	for _, e := range entries {
 		if err := CheckEntry(m.Set, e); err != nil {
 			return err
 		}
-		var until time.Time
-		if m.Timeout > 0 {
-			until = time.Now().Add(time.Duration(timeout) * time.Second)
-		}
-		m.entries[e] = until
+		m.entries[e] = cmp.Or(timeout, m.Timeout)
 	}
 	return nil
 }
@@ -123,7 +115,6 @@ func (s *Sets) List(entries func(string) bool) ([]kernel.SetState, error) {
 	s.host.mu.Lock()
 	defer s.host.mu.Unlock()
 	var out []kernel.SetState
-	now := time.Now()
 	for _, name := range slices.Sorted(maps.Keys(s.host.sets)) {
 		m := s.host.sets[name]
 		st := kernel.SetState{Set: kernel.Set{Name: name, Type: m.Type, Family: m.Family, Timeout: m.Timeout}, Count: len(m.entries)}
@@ -131,7 +122,7 @@ func (s *Sets) List(entries func(string) bool) ([]kernel.SetState, error) {
 			for _, e := range slices.Sorted(maps.Keys(m.entries)) {
 				st.Entries = append(st.Entries, e)
 				if m.Timeout > 0 {
-					st.Remaining = append(st.Remaining, uint32(m.entries[e].Sub(now)/time.Second))
+					st.Remaining = append(st.Remaining, m.entries[e])
 				}
 			}
 		}
