@@ -111,6 +111,7 @@ type Agent struct {
 	remains        *userspace.Remains // until userspace has recovered them
 	healths        *nodehealth.Ports
 	left           atomic.Pointer[[]plan.Capability] // of kube-proxy's; nil until looked for
+	alone          atomic.Bool                       // nothing of that is there, or was at last
 
 	from      *takeover.Predecessor // nil if there is none to take over from
 	serves    func()                // called when userspace does
@@ -167,7 +168,7 @@ func healthOf(c config.Config) health.Defaults {
 // Run takes over from the kproxy that runs, if there is one, and serves until ctx is done, then lets the kernel take new connections,
 // drains what userspace carries, and returns nil. In mode userspace, where no other data
 // plane takes new connections, it serves them until those that it had have ended. The kernel rules stay: traffic
-// goes on, and the next kproxy adopts them. An error of type *kernel.Missing
+// goes on, and the next kproxy adopts them; but where kube-proxy has come meanwhile, they go. An error of type *kernel.Missing
 // says what this host lacks. After another kproxy has taken over, Run serves what that couldn't
 // take to its end, and returns nil.
 func (a *Agent) Run(ctx context.Context) error {
@@ -210,6 +211,7 @@ func (a *Agent) Run(ctx context.Context) error {
 		return a.leave(err)
 	}
 	err = errors.Join(err, a.drain())
+	a.giveWay()
 	a.events.close()
 	return err
 }
@@ -261,7 +263,7 @@ func (a *Agent) work(ctx context.Context) error {
 	}
 	g.Go(func() error { return a.fast(ctx) })
 	g.Go(func() error { return a.healths.Run(ctx) })
-	g.Go(func() error { a.reportLeftovers(ctx); return nil }) // beside the rest: on a big node it takes seconds
+	g.Go(func() error { a.followLeftovers(ctx); return nil }) // beside the rest: on a big node it takes seconds
 	g.Go(func() error { return a.programmer.run(ctx, damaged) })
 	g.Go(func() error { return a.watch(ctx, damaged, ended.Overflows) })
 	g.Go(func() error { return a.heart.run(ctx) })

@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
+	"time"
 
 	"kproxy.dev/kproxy/agent/node"
 	"kproxy.dev/kproxy/kernel"
@@ -44,26 +46,79 @@ type retired struct {
 // cleanLeftovers removes what kube-proxy has left behind.
 const cleanLeftovers = "kproxy cleanup --kube-proxy"
 
-// reportLeftovers says, in one line each, that kube-proxy runs here and what one
-// has left behind. Nothing is touched: others may rely on it.
-func (a *Agent) reportLeftovers(ctx context.Context) {
-	rows := []plan.Capability{}
-	defer a.left.Store(&rows)
-	report := func(name, reason string) {
-		a.log.Warn("this node isn't kproxy's alone", "report", reason)
-		rows = append(rows, plan.Capability{Name: name, Reason: reason})
+// leftoversEvery is the least time between two looks at what kube-proxy has left. On a big node they take seconds, and are further apart:
+// they take a twentieth of the time.
+const (
+	leftoversEvery = 10 * time.Second
+	leftoversShare = 20
+)
+
+// followLeftovers says, in one line each, that kube-proxy runs here and what one has left behind, and looks again until nothing is there.
+// Nothing is touched: others may rely on it.
+func (a *Agent) followLeftovers(ctx context.Context) {
+	var said []plan.Capability
+	for {
+		began := time.Now()
+		rows, err := lookForLeftovers(ctx)
+		if ctx.Err() != nil {
+			return
+		}
+		if err != nil {
+			a.log.Warn("what kube-proxy left behind can't be found out", "error", err)
+		}
+		for _, r := range rows {
+			if !slices.Contains(said, r) {
+				a.log.Warn("this node isn't kproxy's alone", "report", r.Reason)
+			}
+		}
+		said = rows
+		a.left.Store(&rows)
+		if len(rows) == 0 || err != nil {
+			a.alone.Store(err == nil)
+			return
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-time.After(max(leftoversEvery, leftoversShare*time.Since(began))):
+		}
 	}
+}
+
+func lookForLeftovers(ctx context.Context) ([]plan.Capability, error) {
+	rows := []plan.Capability{}
 	if pids := leftovers.Running("/proc"); len(pids) > 0 {
-		report("kube-proxy is gone", fmt.Sprintf("kube-proxy runs on this node (process %v): it serves the same services and undoes what kproxy does; stop it, then run %s", pids, cleanLeftovers))
+		rows = append(rows, plan.Capability{Name: "kube-proxy is gone", Reason: fmt.Sprintf(
+			"kube-proxy runs on this node (process %v): it serves the same services and undoes what kproxy does; stop it, then run %s", pids, cleanLeftovers)})
 	}
 	found, err := leftovers.Look(ctx, kernel.Exec{})
-	if ctx.Err() != nil {
-		return
-	} else if err != nil {
-		a.log.Warn("what kube-proxy left behind can't be found out", "error", err)
+	if err == nil && !found.Empty() {
+		rows = append(rows, plan.Capability{Name: "kube-proxy's rules are gone", Reason: fmt.Sprintf(
+			"kube-proxy has left behind %s: new connections may go by its rules, also those of services that are gone; when it has stopped, remove them with %s", found, cleanLeftovers)})
+	}
+	return rows, err
+}
+
+// giveWayWithin bounds how long it takes to remove what kproxy has programmed.
+const giveWayWithin = 10 * time.Second
+
+// giveWay removes what kproxy has programmed where kube-proxy has come since this process began, as on a node that goes back to it:
+// kproxy's rules would come before those of who serves now, and nobody would bring them up to date.
+func (a *Agent) giveWay() {
+	if a.relieved.Load() || !a.alone.Load() {
 		return
 	}
-	if !found.Empty() {
-		report("kube-proxy's rules are gone", fmt.Sprintf("kube-proxy has left behind %s: new connections may go by its rules, also those of services that are gone; when it has stopped, remove them with %s", found, cleanLeftovers))
+	ctx, cancel := context.WithTimeout(context.Background(), giveWayWithin)
+	defer cancel()
+	found, err := leftovers.Look(ctx, kernel.Exec{})
+	if err != nil || !found.Serves() {
+		return
+	}
+	a.log.Info("kube-proxy serves this node now: removing what kproxy has programmed", "kube-proxy", found)
+	for _, d := range node.DriversOf(a.cfg) {
+		err = errors.Join(err, d.Remove(ctx, a.cfg.RouteTable))
+	}
+	if err != nil {
+		a.log.Warn("what kproxy has programmed may still be there; remove it with kproxy cleanup", "error", err)
 	}
 }

@@ -52,6 +52,13 @@ func (f Found) Empty() bool {
 	return len(f.tables)+len(f.nftables)+len(f.servers)+len(f.sets) == 0 && !f.link
 }
 
+// Serves reports whether these are rules of a kube-proxy that has written all of them: a cluster has one Service at least, its API's.
+func (f Found) Serves() bool {
+	return f.link || len(f.nftables) > 0 || slices.ContainsFunc(f.tables, func(t table) bool {
+		return slices.ContainsFunc(t.chains, func(c string) bool { return strings.HasPrefix(c, "KUBE-SVC-") })
+	})
+}
+
 // String says in one line what was found.
 func (f Found) String() string {
 	var out []string

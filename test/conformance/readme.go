@@ -221,19 +221,11 @@ func (c *cluster) followBack(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	each, others := divide(blocks[1], "# on each node")
-	if _, err := c.bash(ctx, nil, c.released(""), others); err != nil {
+	if _, err := c.bash(ctx, nil, c.released(""), blocks[1]); err != nil {
 		return err
 	}
 	if err := c.rolledOut(ctx, "kube-system", "kube-proxy"); err != nil {
 		return err
 	}
-	// It runs before it has rules.
-	if err := poll(ctx, time.Minute, func() error { return c.onNodes(ctx, "iptables-save | grep KUBE-SVC-") }); err != nil {
-		return err
-	}
-	if err := c.onNodes(ctx, each); err != nil {
-		return err
-	}
-	return c.left(ctx, "kproxy")
+	return poll(ctx, 2*time.Minute, func() error { return c.left(ctx, "kproxy") })
 }

@@ -10,6 +10,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -143,7 +144,7 @@ func TestStoppedWhileStarting(t *testing.T) {
 
 // TestLeftoversOfKubeProxy: kproxy says at start what a kube-proxy has left on the
 // node, leaves it alone, and removes it when asked, while it goes on serving; its
-// own rules and others' stay.
+// own rules and others' stay. Where kube-proxy has come back, its own go when it ends.
 func TestLeftoversOfKubeProxy(t *testing.T) {
 	w := newWorld(t)
 	m := newManifest("web", 10, w.net.Backends...)
@@ -192,6 +193,18 @@ COMMIT
 		t.Errorf("afterwards:\n%s", after)
 	}
 	w.kproxy("cleanup", "--kube-proxy").wants(t, 0, "removed of kube-proxy: nothing")
+
+	// Where it comes back, a kproxy that ends leaves nothing of its own.
+	w.eventually(time.Minute, "the status to be told that", func() error {
+		st, err := w.client.Status(w.ctx)
+		if err == nil && slices.ContainsFunc(st.Capabilities, func(c plan.Capability) bool { return strings.HasPrefix(c.Name, "kube-proxy's rules") }) {
+			err = errors.New("it isn't")
+		}
+		return err
+	})
+	w.node("sh", "-c", "iptables-restore --noflush <<'EOF'\n"+rules+"EOF")
+	w.stop()
+	w.kproxy("cleanup", "--dry-run", "--state-dir", t.TempDir()).wants(t, 0, "nothing to remove")
 }
 
 // TestAutoTakesWhatThereIs: mode auto offloads to nftables; where a firewall would drop what

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -53,11 +54,17 @@ func testTakeover(w *world, mode, mark string) {
 	w.point("steady", w.net.Backends[1])
 	w.everywhere(s, "b2")
 
-	w.must(w.proxy.Stop(patience))
+	w.eventually("kproxy to see that", func() error {
+		st, err := w.status.Status(w.ctx)
+		if err == nil && slices.ContainsFunc(st.Capabilities, func(c plan.Capability) bool { return c.Name == "kube-proxy's rules are gone" }) {
+			err = errors.New("its status says otherwise")
+		}
+		return err
+	})
 	w.must(kubeProxy.Start())
 	w.programs("kube-proxy", mark)
-	w.node(binary, "cleanup", "--state-dir", w.File("state"))
-	w.gone("kproxy", "KPROXY-")
+	w.must(w.proxy.Stop(patience)) // removes what it has programmed, as kube-proxy serves
+	w.gone("kproxy", "KPROXY-", "table ip kproxy", "table ip6 kproxy")
 	w.point("steady", w.net.Backends[2])
 	w.everywhere(s, "b3")
 	for _, tr := range traffic {
