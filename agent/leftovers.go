@@ -47,10 +47,10 @@ type retired struct {
 const cleanLeftovers = "kproxy cleanup --kube-proxy"
 
 // leftoversEvery is the least time between two looks at what kube-proxy has left. On a big node they take seconds, and are further apart:
-// they take a twentieth of the time.
+// they take a fiftieth of the time.
 const (
 	leftoversEvery = 10 * time.Second
-	leftoversShare = 20
+	leftoversShare = 50
 )
 
 // followLeftovers says, in one line each, that kube-proxy runs here and what one has left behind, and looks again until nothing is there.
