@@ -67,7 +67,7 @@ func (a *Agent) followLeftovers(ctx context.Context) {
 			a.log.Warn("what kube-proxy left behind can't be found out", "error", err)
 		}
 		for _, r := range rows {
-			if !slices.Contains(said, r) {
+			if !slices.ContainsFunc(said, func(before plan.Capability) bool { return before.Name == r.Name }) {
 				a.log.Warn("this node isn't kproxy's alone", "report", r.Reason)
 			}
 		}
