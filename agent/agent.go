@@ -110,8 +110,7 @@ type Agent struct {
 	affinity       *flows.Affinity    // nil where the kernel keeps no clients
 	remains        *userspace.Remains // until userspace has recovered them
 	healths        *nodehealth.Ports
-	left           atomic.Pointer[[]plan.Capability] // of kube-proxy's; nil until looked for
-	alone          atomic.Bool                       // nothing of that is there, or was at last
+	left           atomic.Pointer[[]plan.Capability] // of kube-proxy's, as looked at last; nil while that isn't known
 
 	from      *takeover.Predecessor // nil if there is none to take over from
 	serves    func()                // called when userspace does

@@ -72,9 +72,10 @@ func (a *Agent) followLeftovers(ctx context.Context) {
 			}
 		}
 		said = rows
-		a.left.Store(&rows)
+		if len(rows) > 0 || err == nil {
+			a.left.Store(&rows)
+		}
 		if len(rows) == 0 || err != nil {
-			a.alone.Store(err == nil)
 			return
 		}
 		select {
@@ -105,7 +106,7 @@ const giveWayWithin = 10 * time.Second
 // giveWay removes what kproxy has programmed where kube-proxy has come since this process began, as on a node that goes back to it:
 // kproxy's rules would come before those of who serves now, and nobody would bring them up to date.
 func (a *Agent) giveWay() {
-	if a.relieved.Load() || !a.alone.Load() {
+	if left := a.left.Load(); a.relieved.Load() || left == nil || len(*left) > 0 {
 		return
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), giveWayWithin)

@@ -276,14 +276,16 @@ func interfaces(context.Context) ([]byte, error) {
 // nftables prints all tables by nft, or what can be read without it, as in kproxy's image; then elements as kproxy reads them, some of each
 // set: nft takes minutes to list 10,000 services.
 func nftables(ctx context.Context) ([]byte, error) {
-	list, err := program("nft", "--terse", "list", "ruleset")(ctx)
 	b := limited{room: fileAtMost + 1}
-	b.Write(list)
+	var list []byte
+	var err error
 	_, missing := exec.LookPath("nft")
 	if missing != nil {
-		fmt.Fprint(&b, "# There is no program nft: chains and rules as kproxy reads them.\n")
-		err = nil
+		list = []byte("# There is no program nft: chains and rules as kproxy reads them.\n")
+	} else {
+		list, err = program("nft", "--terse", "list", "ruleset")(ctx)
 	}
+	b.Write(list)
 	for _, f := range []service.Family{service.IPv4, service.IPv6} {
 		t, problem := netfilter.Read(ctx, netfilter.DefaultConfig(), f)
 		if problem != nil {

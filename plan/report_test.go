@@ -91,7 +91,7 @@ func TestShorten(t *testing.T) {
 	st := Status{Services: []ServiceStatus{service("a", "n1", true), service("b", "n2", true), service("c", "n2", true), service("d", "n1", false)}}
 	whole := st
 	whole.Shorten(4)
-	if len(whole.Services) != 4 || whole.Others != nil {
+	if len(whole.Services) != 4 || whole.Services[0].Name != "d" || whole.Others != nil {
 		t.Errorf("of four, four: %+v", whole)
 	}
 	short := st

@@ -31,11 +31,8 @@ type Status struct {
 	Others        []string        `json:"others,omitempty"` // what Shorten has left out
 }
 
-// Shorten leaves n service ports at most, those in trouble first, and names the others and the nodes of their endpoints.
+// Shorten puts service ports in trouble first, leaves n at most, and names the others and the nodes of their endpoints.
 func (s *Status) Shorten(n int) {
-	if len(s.Services) <= n {
-		return
-	}
 	var all [2][]ServiceStatus
 	for i := range s.Services {
 		if s.Services[i].InTrouble() {
@@ -45,6 +42,7 @@ func (s *Status) Shorten(n int) {
 		}
 	}
 	s.Services = slices.Concat(all[0], all[1])
+	n = min(n, len(s.Services))
 	nodes := map[string]bool{"": true}
 	for i := range s.Services[n:] {
 		left := &s.Services[n+i]

@@ -125,18 +125,16 @@ func listen(ctx context.Context, client *web.Client) *said {
 	a := &said{raw: map[string][]byte{}, errs: map[string]error{}}
 	var dead error
 	for _, path := range []string{"/status", "/log", "/configz", "/metrics", "/timeline"} {
-		query := ""
-		if path == "/status" {
-			query = fmt.Sprintf("?services=%d", servicesReported)
-		}
 		ctx, cancel := bugreport.Step(ctx)
 		switch {
 		case dead != nil:
 			a.errs[path] = dead
+		case path == "/status":
+			a.raw[path], a.errs[path] = client.Text(ctx, fmt.Sprintf("/status?services=%d", servicesReported))
 		case path == "/timeline":
 			a.events, a.errs[path] = pastEvents(ctx, client, []string{""}, eventsAtMost)
 		default:
-			a.raw[path], a.errs[path] = client.Text(ctx, path+query)
+			a.raw[path], a.errs[path] = client.Text(ctx, path)
 		}
 		cancel()
 		if err := a.errs[path]; errors.Is(err, web.ErrNotRunning) || errors.Is(err, web.ErrNoAnswer) || errors.Is(err, os.ErrPermission) {
@@ -146,6 +144,7 @@ func listen(ctx context.Context, client *web.Client) *said {
 	if a.errs["/status"] == nil {
 		var st plan.Status
 		if a.errs["/status"] = json.Unmarshal(a.raw["/status"], &st); a.errs["/status"] == nil {
+			st.Shorten(servicesReported) // an older kproxy hasn't
 			a.status = &st
 		}
 	}
@@ -301,18 +300,11 @@ func (a *said) describe(w io.Writer) error {
 	for _, e := range a.events {
 		events[e.Service] = append(events[e.Service], e)
 	}
-	left := servicesDescribed
-	for _, troubled := range []bool{true, false} {
-		for i := range a.status.Services {
-			s := &a.status.Services[i]
-			if s.InTrouble() != troubled || left == 0 {
-				continue
-			}
-			left--
-			of := events[s.Title()]
-			if err := printDescription(w, s, "not asked", of[max(0, len(of)-eventsDescribed):]); err != nil {
-				return err
-			}
+	for i := range a.status.Services[:min(len(a.status.Services), servicesDescribed)] {
+		s := &a.status.Services[i]
+		of := events[s.Title()]
+		if err := printDescription(w, s, "not asked", of[max(0, len(of)-eventsDescribed):]); err != nil {
+			return err
 		}
 	}
 	return nil
