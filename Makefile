@@ -16,7 +16,7 @@ help: ## what can be made
 
 build: ## bin/kproxy
 	@test/setup.sh build
-	CGO_ENABLED=0 go build -buildvcs=false -trimpath -ldflags '$(LDFLAGS)' -o bin/kproxy ./cmd/kproxy
+	CGO_ENABLED=0 GOGC=off GOMEMLIMIT=1GiB go build -buildvcs=false -trimpath -ldflags '$(LDFLAGS)' -o bin/kproxy ./cmd/kproxy
 
 demo: ## set all up, build, and show kproxy at work on real packets (as root, about a minute; MODE=nftables: in that mode)
 	@[ "$$(id -u)" = 0 ] || { echo "make demo builds a network of namespaces, which needs root: sudo make demo" >&2; exit 3; }
@@ -97,7 +97,7 @@ publish: ## push and sign what make release IMAGE=… made, and make a release o
 test-arm64: ## kproxy built for arm64, and unit tests of the packages without I/O on an emulated one
 	@test/setup.sh arm64
 	GOARCH=arm64 CGO_ENABLED=0 go build -buildvcs=false -trimpath -o bin/kproxy-arm64 ./cmd/kproxy
-	GOARCH=arm64 CGO_ENABLED=0 go test -buildvcs=false -vet=off -count=1 -exec qemu-aarch64-static ./service ./lb ./health ./plan ./kernel/nlmsg ./userspace/handover ./source/strict ./config
+	GOARCH=arm64 CGO_ENABLED=0 go test -buildvcs=false -vet=off -count=1 -exec qemu-aarch64-static ./service ./lb ./health ./plan ./kernel/netlink ./userspace/handover ./source/strict ./config
 
 test-kernels: ## in VMs with Debian's kernels 6.1 and 6.12: the demonstration and what the data planes do, in every mode (as root, an hour)
 	@test/setup.sh vm
@@ -106,7 +106,7 @@ test-kernels: ## in VMs with Debian's kernels 6.1 and 6.12: the demonstration an
 
 size: ## lines of Go outside tests, without blank ones and comments, by what they are for
 	@git ls-files '*.go' ':!*_test.go' | xargs awk '\
-		function of(f) { return f ~ /^test\/|\/kerneltest\// ? "test helpers" : f ~ /^lab\/|^cmd\/kproxy\/lab/ ? "teaching" : f ~ /^(trace|web|cmd\/kproxy\/(screen|cluster))\// ? "seeing" : "product" } \
+		function of(f) { return f ~ /^test\// ? "test helpers" : f ~ /^lab\/|^cmd\/kproxy\/lab/ ? "teaching" : f ~ /^(trace|web|cmd\/kproxy\/(screen|cluster))\// ? "seeing" : "product" } \
 		!/^[ \t]*(\/\/.*)?$$/ { lines[of(FILENAME)]++; all++ } \
 		END { for (c in lines) printf "%-14s %6d\n", c, lines[c]; printf "%-14s %6d\n", "all", all }' | sort -k2
 

@@ -39,6 +39,7 @@ import (
 	"kproxy.dev/kproxy/kernel"
 	"kproxy.dev/kproxy/plan"
 	"kproxy.dev/kproxy/service"
+	"kproxy.dev/kproxy/service/lockfile"
 	"kproxy.dev/kproxy/userspace"
 	"kproxy.dev/kproxy/userspace/handover"
 )
@@ -50,7 +51,7 @@ type Options struct {
 	Log     *slog.Logger
 	Reread  <-chan os.Signal // asks to read manifests again (SIGHUP); may be nil
 
-	Observer Observer // of how long things take; may be nil
+	Observer Observer // of how long things take
 
 	// Predecessor is the kproxy to take over from; nil for none. TookOver is called when this one has.
 	Predecessor *takeover.Predecessor
@@ -63,8 +64,7 @@ type Options struct {
 	// Pause is how long new connections go to the kernel's rules before this one serves.
 	Pause time.Duration
 
-	// HealthPort answers load balancers at Services' health-check node ports; nil
-	// leaves these closed.
+	// HealthPort answers load balancers at Services' health-check node ports.
 	HealthPort nodehealth.Serve
 }
 
@@ -122,15 +122,14 @@ type Agent struct {
 	relieved  atomic.Bool // and has
 	successor atomic.Pointer[handover.Conn]
 
-	trigger chan struct{} // 1 slot: triggers coalesce
-	current atomic.Pointer[plan.Plan]
-	// counting is held by who reads counters for current, and by the fast loop while
-	// it gives them a new plan: they forget what that doesn't have.
-	counting sync.RWMutex
-	ended    *conntrack.Listener // under counting; nil before anything can end
+	trigger  chan struct{} // 1 slot: triggers coalesce
+	current  atomic.Pointer[plan.Plan]
+	hearing  sync.Mutex
+	ended    *conntrack.Listener // under hearing; nil before anything can end
 	skipped  uint16              // port whose closed connections it doesn't tell of; likewise
 	sync     syncState
 	figures  figures
+	meters   meters
 	warnings cached[[]string] // of the plane
 	events   events
 	record   recorder // nil without Kubernetes
@@ -217,11 +216,11 @@ func (a *Agent) Run(ctx context.Context) error {
 
 // unlock releases the node's lock, unless another kproxy has it as well.
 func (a *Agent) unlock() {
-	if a.from.Pending() || a.relieved.Load() {
+	if a.from.Pending() || a.Relieved() {
 		_ = a.lock.Close()
 		return
 	}
-	node.Unlock(a.lock)
+	_ = lockfile.Release(a.lock)
 }
 
 // work runs every loop until ctx is done or one fails.
@@ -304,8 +303,8 @@ func (a *Agent) begin(ctx context.Context) (ended *conntrack.Listener, err error
 
 // hear makes l the one that tells of the ends of flows.
 func (a *Agent) hear(l *conntrack.Listener) {
-	a.counting.Lock()
-	defer a.counting.Unlock()
+	a.hearing.Lock()
+	defer a.hearing.Unlock()
 	a.ended = l
 	a.skipOwnEnds()
 }
@@ -313,7 +312,7 @@ func (a *Agent) hear(l *conntrack.Listener) {
 // skipOwnEnds spares the work of hearing of connections that userspace has carried
 // to their end: most of all that end. An endpoint at the listener's port would have
 // connections that look alike, and are to be counted. The caller
-// has counting locked.
+// has hearing locked.
 func (a *Agent) skipOwnEnds() {
 	port, _ := a.userspace.Ports()
 	if port != 0 && a.accounting.HadEndpointAt(port) {

@@ -28,7 +28,7 @@ type Observer interface {
 
 // figures are counted as things happen. Safe for concurrent use.
 type figures struct {
-	observer Observer // may be nil
+	observer Observer
 
 	restores [2]atomic.Uint64 // iptables-restore failed
 	deleted  [2]atomic.Uint64 // conntrack entries
@@ -95,9 +95,6 @@ func (f *figures) done(s *service.Snapshot, took time.Duration) {
 	triggers := f.triggers
 	f.triggers = [2][]time.Time{}
 	f.mu.Unlock()
-	if f.observer == nil {
-		return
-	}
 	f.observer.Synced(took)
 	for _, fam := range service.Families {
 		for _, at := range triggers[fam] {
@@ -118,7 +115,7 @@ func (f *figures) synced(r *kernel.Result, took time.Duration) {
 		f.written = r.Written
 	}
 	f.mu.Unlock()
-	if wrote && f.observer != nil {
+	if wrote {
 		f.observer.Programmed(r.Full, took)
 	}
 }
@@ -131,12 +128,6 @@ func (f *figures) wrote(a kernel.Applied) {
 	f.writes.Rules += uint64(a.Rules)
 	f.writes.Entries += uint64(a.Entries)
 	f.writes.Virtuals += uint64(a.Virtuals)
-}
-
-func (f *figures) cleaned(took time.Duration) {
-	if f.observer != nil {
-		f.observer.Swept(took)
-	}
 }
 
 func (f *figures) forgot(flow *conntrack.Flow) {
@@ -236,6 +227,7 @@ type moveCounts struct {
 	recalls  map[plan.Cause]uint64
 	catchUps uint64
 	services map[service.Key]serviceMoves
+	gone     []service.Key // since the last change: who reads may have begun before
 }
 
 // serviceMoves counts the moves of one service port since it exists.
@@ -250,10 +242,14 @@ func (m *moveCounts) count(d plan.Delta) {
 		m.offloads, m.recalls = map[plan.Cause]uint64{}, map[plan.Cause]uint64{}
 		m.services = map[service.Key]serviceMoves{}
 	}
+	for _, k := range m.gone {
+		delete(m.services, k)
+	}
+	m.gone = nil
 	for _, c := range d.Changes {
 		is := c.Is
 		if is == nil {
-			delete(m.services, c.Key())
+			m.gone = append(m.gone, c.Key())
 			continue
 		}
 		s := m.services[is.Port.Key]

@@ -41,10 +41,10 @@ const growthStep = 5
 // for a heap of that size.
 const (
 	spareMax   = headroom / 2
-	readEvery  = time.Second / 2
+	readEvery  = time.Second
 	quietBytes = 1 << 20
-	quietStart = 2
-	quietLater = 6
+	quietStart = 1
+	quietLater = 3
 )
 
 // keepSmall bounds garbage from when the kernel has all rules. A user who sets GOGC

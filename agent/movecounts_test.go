@@ -58,7 +58,9 @@ func TestMoveCounts(t *testing.T) {
 	}
 	check("at the end", serviceMoves{offloads: 2, recalls: 1})
 	m.count(plan.Between(old, &plan.Plan{}))
-	check("service gone", serviceMoves{})
+	check("service gone, whose plan may still be read", serviceMoves{offloads: 2, recalls: 1})
+	m.count(plan.Delta{})
+	check("after the next change", serviceMoves{})
 }
 
 // listed is a set store that only lists.

@@ -12,9 +12,9 @@ import (
 // offloaded. It belongs to the fast loop; the forwarder adds to it through
 // pending.
 type carried struct {
-	enough   uint64 // --offload-min-connections
-	counters func() map[service.Key]userspace.Counters
-	kick     func()
+	enough  uint64                                            // --offload-min-connections
+	traffic func(visit func(service.Key, userspace.Counters)) // what userspace has carried
+	kick    func()
 
 	// total are the connections and sessions per service, as far as they matter: those
 	// that reach enough stay there.
@@ -48,11 +48,11 @@ func (c *carried) update(dirty map[service.Key]bool) bool {
 		dirty[k] = true
 	}
 	if c.enough > 1 {
-		for k, n := range c.counters() {
+		c.traffic(func(k service.Key, n userspace.Counters) {
 			if was := c.total[k]; was < c.enough && n.Total > was {
 				c.total[k], dirty[k], more = n.Total, true, true
 			}
-		}
+		})
 	}
 	return more
 }

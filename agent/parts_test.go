@@ -9,9 +9,9 @@ import (
 	"testing/synctest"
 	"time"
 
-	"kproxy.dev/kproxy/kernel/kerneltest"
 	"kproxy.dev/kproxy/plan"
 	"kproxy.dev/kproxy/service"
+	"kproxy.dev/kproxy/test/kerneltest"
 	"kproxy.dev/kproxy/userspace"
 )
 
@@ -156,13 +156,11 @@ func TestKernelLacks(t *testing.T) {
 }
 
 // TestCarried: a first connection is enough by default; where more are asked
-// for, the forwarder's counters are looked at.
+// for, the forwarder's traffic is looked at.
 func TestCarried(t *testing.T) {
 	kicks := 0
 	total := uint64(0)
-	c := carried{enough: 1, kick: func() { kicks++ }, counters: func() map[service.Key]userspace.Counters {
-		return map[service.Key]userspace.Counters{web: {Total: total}}
-	}}
+	c := carried{enough: 1, kick: func() { kicks++ }, traffic: func(visit func(service.Key, userspace.Counters)) { visit(web, userspace.Counters{Total: total}) }}
 	dirty := map[service.Key]bool{}
 	if c.update(dirty) {
 		t.Error("something changed before the first connection")
@@ -171,7 +169,7 @@ func TestCarried(t *testing.T) {
 	if !c.update(dirty) || kicks != 1 || c.total[web] != 1 || !dirty[web] {
 		t.Errorf("after the first connection: %d kicks, count %d, dirty %v; want one each, and the service", kicks, c.total[web], dirty)
 	}
-	c = carried{enough: 5, kick: func() {}, counters: c.counters}
+	c = carried{enough: 5, kick: func() {}, traffic: c.traffic}
 	for _, step := range []struct {
 		total   uint64
 		changed bool
@@ -188,8 +186,9 @@ func TestCarried(t *testing.T) {
 // TestCarriedForgets: a service that is removed and comes again has carried nothing.
 func TestCarriedForgets(t *testing.T) {
 	total, other := uint64(9), service.Key{Namespace: "other", Name: "web"}
-	c := carried{enough: 5, kick: func() {}, counters: func() map[service.Key]userspace.Counters {
-		return map[service.Key]userspace.Counters{web: {Total: total}, other: {Total: 7}}
+	c := carried{enough: 5, kick: func() {}, traffic: func(visit func(service.Key, userspace.Counters)) {
+		visit(web, userspace.Counters{Total: total})
+		visit(other, userspace.Counters{Total: 7})
 	}}
 	c.update(map[service.Key]bool{})
 	kept := &plan.Service{Port: &service.Port{Key: other}}

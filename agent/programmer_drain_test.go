@@ -9,8 +9,8 @@ import (
 	"time"
 
 	"kproxy.dev/kproxy/kernel"
-	"kproxy.dev/kproxy/kernel/kerneltest"
 	"kproxy.dev/kproxy/plan"
+	"kproxy.dev/kproxy/test/kerneltest"
 )
 
 // drainer stands in for a backend that has left something to drain: each look of the

@@ -14,10 +14,10 @@ import (
 
 	"kproxy.dev/kproxy/kernel"
 	"kproxy.dev/kproxy/kernel/iptables"
-	"kproxy.dev/kproxy/kernel/kerneltest"
 	"kproxy.dev/kproxy/kernel/steering"
 	"kproxy.dev/kproxy/plan"
 	"kproxy.dev/kproxy/service"
+	"kproxy.dev/kproxy/test/kerneltest"
 )
 
 // modelHost is a programmer on a model of a host, with faults to switch on.
@@ -50,7 +50,16 @@ func (o *over) Close()                                              {}
 func (m *modelHost) stack(l steering.RulesetPlane) {
 	m.layer = l
 	m.programmer = newProgrammer(steering.NewStack(l, nil), slog.New(slog.DiscardHandler), func() { m.changes++ }, func(*plan.Plan, plan.Delta) {})
+	m.figures.observer = unobserved{}
 }
+
+// unobserved is an Observer that learns nothing.
+type unobserved struct{}
+
+func (unobserved) Synced(time.Duration)                  {}
+func (unobserved) Programmed(bool, time.Duration)        {}
+func (unobserved) Reached(service.Family, time.Duration) {}
+func (unobserved) Swept(time.Duration)                   {}
 
 // damage has the next pass read what the kernel holds.
 func (m *modelHost) damage(t *testing.T) {

@@ -172,7 +172,6 @@ func (a *Agent) pass(ctx context.Context) (*plan.Plan, error) {
 	}
 	a.recordMoves(d)
 	a.recordEjections(d, p.Time)
-	a.figures.moves.count(d)
 	if old == nil && a.from != nil {
 		a.accounting.Resume(a.from.Kernel)
 	}
@@ -184,14 +183,15 @@ func (a *Agent) pass(ctx context.Context) (*plan.Plan, error) {
 	return p, nil
 }
 
-// commit makes p the current plan.
+// commit makes p the current plan. Who reads counters for the one before meanwhile finds none of what p doesn't have.
 func (a *Agent) commit(p *plan.Plan, d plan.Delta) {
-	a.counting.Lock()
-	defer a.counting.Unlock()
 	a.userspace.Commit()
 	a.uncommitted = false
 	a.accounting.SetPlan(p, d)
+	a.hearing.Lock()
 	a.skipOwnEnds()
+	a.hearing.Unlock()
+	a.figures.moves.count(d)
 	a.current.Store(p)
 }
 

@@ -106,6 +106,9 @@ func (a *Agent) lack(name, reason string) {
 	a.caps.All = append(a.caps.All, plan.Capability{Name: name, Reason: reason})
 }
 
+// probesAtOnce bounds the health checks under way where there are descriptors for them.
+const probesAtOnce = 1024
+
 // openUserspace opens the shared listeners and the prober.
 func (a *Agent) openUserspace() error {
 	var c userspace.Config
@@ -114,7 +117,7 @@ func (a *Agent) openUserspace() error {
 	c.OnFirst, c.OnEnd, c.OnServing, c.Recorded = a.carried.first, a.recents.UserspaceEnded, func() { a.serves() }, a.options.Recorded
 	c.OnAnswered, c.OnFailed, c.TimeExceeded = a.passive.userspaceAnswered, a.passive.userspaceFailed, kernel.TimeExceeded
 	a.userspace = userspace.New(c)
-	a.carried.enough, a.carried.counters, a.carried.kick = a.policy.OffloadMinConnections, a.userspace.Counters, a.kick
+	a.carried.enough, a.carried.traffic, a.carried.kick = a.policy.OffloadMinConnections, a.userspace.Traffic, a.kick
 	a.accounting = conntrack.NewAccounting(a.local)
 	a.accounting.OnEnd = a.recents.KernelEnded
 	listen := a.userspace.Listen
@@ -136,11 +139,10 @@ func (a *Agent) openUserspace() error {
 	if err != nil {
 		return err
 	}
-	p := probe.DefaultConfig()
-	p.Rate = float64(a.cfg.Health.MaxRate)
-	p.Workers = min(p.Workers, share.Probes)
-	p.Defaults, p.Mark, p.Logger = a.health, a.marks().Own(), a.log
-	a.prober = probe.New(p)
+	a.prober = probe.New(probe.Config{
+		Defaults: a.health, Workers: min(probesAtOnce, share.Probes), Rate: float64(a.cfg.Health.MaxRate),
+		Prober: probe.Network{Mark: a.marks().Own()}, Logger: a.log,
+	})
 	return nil
 }
 
@@ -170,7 +172,7 @@ func (a *Agent) openKernel(settings kernel.Settings) error {
 	}
 	a.openPassive()
 	a.staleFlows = flows.NewStaleCleanup(flows.Config{
-		Log: a.log, Conntrack: a.conntrack, Userspace: a.userspace, Local: a.local, Plan: a.current.Load, Deleted: a.figures.forgot, Cleaned: a.figures.cleaned,
+		Log: a.log, Conntrack: a.conntrack, Userspace: a.userspace, Local: a.local, Plan: a.current.Load, Deleted: a.figures.forgot, Cleaned: a.options.Observer.Swept,
 	})
 	a.programmer = newProgrammer(plane, a.log, a.kick, a.staleFlows.Written)
 	a.programmer.atomic = !slices.ContainsFunc(a.caps.Planes, func(p plan.Abilities) bool { return !p.Atomic })

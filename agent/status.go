@@ -17,20 +17,20 @@ import (
 	"kproxy.dev/kproxy/plan"
 	"kproxy.dev/kproxy/service"
 	"kproxy.dev/kproxy/trace"
-	"kproxy.dev/kproxy/userspace"
 )
 
 // Status describes everything as of now.
 func (a *Agent) Status() plan.Status {
 	now := time.Now()
-	st, c := a.summary(now)
-	if c.plan == nil {
+	st, p := a.summary(now)
+	if p == nil {
 		return st
 	}
-	st.Services = c.plan.Rows(now)
-	for i, s := range c.plan.Services {
+	st.Services = p.Rows(now)
+	meters := a.meters.of(a, p)
+	for i, s := range p.Services {
 		row := &st.Services[i]
-		a.addCounters(row, s.Port.Key, &c)
+		a.addCounters(row, &meters[i], s.Port.Key)
 		a.addChecks(row, s.Port)
 		if pace := a.prober.Pace(s.Port.Namespace); pace > 1 && a.health.Fill(s.Port.Health, s.Port.Protocol).Kind != service.CheckOff {
 			row.Problems = append(slices.Clone(row.Problems), fmt.Sprintf(
@@ -43,25 +43,30 @@ func (a *Agent) Status() plan.Status {
 	return st
 }
 
-// Summary is Status without rows for service ports, and the plan's service ports with what makes a row of one, but for
-// what active checks have left to say. A row is good until the next: of many, each costs a fraction of one to keep.
-func (a *Agent) Summary() (st plan.Status, services []*plan.Service, row func(*plan.Service) *plan.ServiceStatus) {
+// Summary returns Status without rows for service ports, and what makes them.
+func (a *Agent) Summary() (plan.Status, plan.ServiceRows) {
 	now := time.Now()
-	st, c := a.summary(now)
-	if c.plan == nil {
-		return st, nil, nil
+	st, p := a.summary(now)
+	if p == nil {
+		return st, plan.ServiceRows{}
 	}
-	var r plan.ServiceStatus
-	return st, c.plan.Services, func(s *plan.Service) *plan.ServiceStatus {
-		s.Fill(&r, now)
-		a.addCounters(&r, s.Port.Key, &c)
-		return &r
+	meters := a.meters.of(a, p)
+	var row plan.ServiceStatus
+	return st, plan.ServiceRows{
+		Services:    p.Services,
+		Connections: func(i int) plan.Connections { return meters[i].connections() },
+		Row: func(i int) *plan.ServiceStatus {
+			s := p.Services[i]
+			s.Fill(&row, now)
+			a.addCounters(&row, &meters[i], s.Port.Key)
+			return &row
+		},
 	}
 }
 
-// summary is the status without service ports, and what is counted of those. While Run may still be setting up what
-// is read for that, there is no plan.
-func (a *Agent) summary(now time.Time) (plan.Status, counters) {
+// summary returns the status without service ports, and the plan, whose service ports' counters it brings up to date. While Run may
+// still be setting up what is read for that, there is no plan.
+func (a *Agent) summary(now time.Time) (plan.Status, *plan.Plan) {
 	st := plan.Status{
 		Version: a.options.Version, Mode: a.policy.Mode, Node: a.node, UptimeSeconds: int64(now.Sub(a.started).Seconds()),
 		Sources: []plan.SourceStatus{}, Capabilities: []plan.Capability{}, Services: []plan.ServiceStatus{},
@@ -73,7 +78,7 @@ func (a *Agent) summary(now time.Time) (plan.Status, counters) {
 	st.Ready = st.NotReady == ""
 	p := a.current.Load()
 	if p == nil {
-		return st, counters{}
+		return st, nil
 	}
 	if a.orders.Pins.Problem != "" {
 		st.Sources = append(st.Sources, plan.SourceStatus{Name: a.orders.Pins.Path, Synced: true, Error: a.orders.Pins.Problem})
@@ -92,25 +97,12 @@ func (a *Agent) summary(now time.Time) (plan.Status, counters) {
 	if err := a.accounting.Refresh(accountingAge, a.conntrack.List); err != nil {
 		a.log.Warn("the kernel's connections can't be counted", "error", err)
 	}
-	return st, a.counters()
+	a.settle()
+	return st, p
 }
 
 // warningsAge is how old a plane's warnings may be: live screens ask all the time.
 const warningsAge = 5 * time.Second
-
-// counters are a plan, and what the data planes have counted for its services.
-type counters struct {
-	plan   *plan.Plan
-	user   map[service.Key]userspace.Counters
-	kernel map[service.Key]conntrack.ServiceFigures
-}
-
-// counters returns the current plan and what the data planes have counted for its services.
-func (a *Agent) counters() counters {
-	a.counting.RLock()
-	defer a.counting.RUnlock()
-	return counters{a.current.Load(), a.userspace.Counters(), a.accounting.Figures()}
-}
 
 func (a *Agent) sourceStatus() []plan.SourceStatus {
 	out := []plan.SourceStatus{}
@@ -121,31 +113,30 @@ func (a *Agent) sourceStatus() []plan.SourceStatus {
 }
 
 // addCounters fills a row's counters.
-func (a *Agent) addCounters(row *plan.ServiceStatus, key service.Key, c *counters) {
-	us, k, moved := c.user[key], c.kernel[key], a.figures.moves.of(key)
-	row.Connections, row.Offloads, row.Recalls = connectionsOf(us, k.Figures), moved.offloads, moved.recalls
+func (a *Agent) addCounters(row *plan.ServiceStatus, m *meter, key service.Key) {
+	us, k, moved := m.user.Counters(), m.kernel.Figures(), a.figures.moves.of(key)
+	row.Connections, row.Offloads, row.Recalls = connectionsOf(&us, &k.Figures), moved.offloads, moved.recalls
 	if l := us.Looped; time.Since(l.Last) < loopedShown {
 		row.Problems = append(slices.Clone(row.Problems), fmt.Sprintf(
 			"%d connections or datagrams, the last from %s, arrived with a TTL of 1 and weren't forwarded: a loop, as where an endpoint is a node and its port a node port, unless that client traces its route", l.Count, l.From))
 	}
-	at := make(map[netip.AddrPort]*userspace.EndpointCounters, len(us.Endpoints))
-	for i := range us.Endpoints {
-		at[us.Endpoints[i].Address] = &us.Endpoints[i]
+	at := make(map[netip.AddrPort]conntrack.Figures, len(us.Endpoints)+len(k.Endpoints))
+	for _, e := range k.Endpoints {
+		at[e.Address] = e.Figures
+	}
+	for _, e := range us.Endpoints {
+		f := at[e.Address]
+		at[e.Address] = conntrack.Figures{
+			Active: f.Active + e.Active, Total: f.Total + e.Total, Failed: f.Failed + e.Failures, BytesIn: f.BytesIn + e.BytesIn, BytesOut: f.BytesOut + e.BytesOut,
+		}
 	}
 	for i := range row.Endpoints {
 		e := &row.Endpoints[i]
-		f := k.Endpoints[e.Address]
+		f := at[e.Address]
 		e.ActiveConnections, e.TotalConnections, e.Failures = f.Active, f.Total, f.Failed
 		e.BytesIn, e.BytesOut = f.BytesIn, f.BytesOut
 		if e.Ejected != nil {
 			e.LastError = a.passive.view().Text(e.Ejected, time.Now())
-		}
-		if u := at[e.Address]; u != nil {
-			e.ActiveConnections += u.Active
-			e.TotalConnections += u.Total
-			e.Failures += u.Failures
-			e.BytesIn += u.BytesIn
-			e.BytesOut += u.BytesOut
 		}
 	}
 }
@@ -292,45 +283,21 @@ func (a *Agent) LastSync() (success, pendingSince time.Time) {
 // making a row for each of thousands: for all, or, if the plan is still last, for those that have ever carried anything. It
 // is for samples that are taken all the time: what the kernel carries may be older the more connections there are.
 func (a *Agent) Traffic(last *plan.Plan) (is *plan.Plan, some func(each func(service.Key, plan.DataPlane, plan.Connections))) {
-	if a.current.Load() == nil {
+	p := a.current.Load()
+	if p == nil {
 		return nil, func(func(service.Key, plan.DataPlane, plan.Connections)) {}
 	}
 	if err := a.accounting.Refresh(max(accountingAge, a.accounting.BackgroundAge()), a.conntrack.List); err != nil {
 		a.log.Warn("the kernel's connections can't be counted", "error", err)
 	}
-	a.counting.RLock()
-	defer a.counting.RUnlock()
-	p, kernel := a.current.Load(), a.accounting.Traffic()
-	user := map[service.Key]userspace.Counters{}
-	a.userspace.Traffic(func(k service.Key, c userspace.Counters) {
-		user[k] = c
-		if none, counted := kernel[k]; !counted {
-			kernel[k] = none // what either has carried is a key of it
-		}
-	})
+	a.settle()
+	meters := a.meters.of(a, p)
 	return p, func(each func(service.Key, plan.DataPlane, plan.Connections)) {
-		one := func(s *plan.Service) {
-			each(s.Port.Key, s.DataPlane, connectionsOf(user[s.Port.Key], kernel[s.Port.Key]))
-		}
-		if p != last {
-			for _, s := range p.Services {
-				one(s)
-			}
-			return
-		}
-		for k := range kernel {
-			if s := p.Find(k); s != nil {
-				one(s)
+		for i, s := range p.Services {
+			if c := meters[i].connections(); p != last || c != (plan.Connections{}) {
+				each(s.Port.Key, s.DataPlane, c)
 			}
 		}
-	}
-}
-
-// connectionsOf joins what both kinds of data planes have counted.
-func connectionsOf(us userspace.Counters, k conntrack.Figures) plan.Connections {
-	return plan.Connections{
-		Active: us.Active + k.Active, Total: us.Total + k.Total, Failed: us.Failed + k.Failed, Retried: us.Retried,
-		BytesIn: us.BytesIn + k.BytesIn, BytesOut: us.BytesOut + k.BytesOut,
 	}
 }
 

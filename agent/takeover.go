@@ -10,6 +10,7 @@ import (
 	"kproxy.dev/kproxy/agent/node"
 	"kproxy.dev/kproxy/agent/takeover"
 	"kproxy.dev/kproxy/plan"
+	"kproxy.dev/kproxy/service/lockfile"
 	"kproxy.dev/kproxy/userspace/handover"
 )
 
@@ -84,7 +85,7 @@ func (a *Agent) takeOver(first *plan.Plan) error {
 		resume()
 		a.log.Info("took over from the kproxy that ran", "connections were at rest for", time.Since(began).Round(time.Microsecond).String(), "descriptors", len(files))
 	}
-	if err := node.WritePID(a.lock); err != nil {
+	if err := lockfile.WritePID(a.lock); err != nil {
 		a.log.Warn("the node's lock names the process that ran before", "error", err)
 	}
 	a.programmer.steeringReady() // the rules are the predecessor's

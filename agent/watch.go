@@ -23,6 +23,9 @@ func (a *Agent) watch(ctx context.Context, damaged chan<- error, overflows func(
 	tick := time.NewTicker(watchEvery)
 	defer tick.Stop()
 	lost := uint64(0)
+	var events kernel.RouteEvents
+	defer events.Close()
+	var forwarding [2]plan.Capability
 	for {
 		select {
 		case <-ctx.Done():
@@ -34,7 +37,11 @@ func (a *Agent) watch(ctx context.Context, damaged chan<- error, overflows func(
 			lost = n
 			a.figures.overflows.Store(n)
 		}
-		a.watchForwarding(kernel.Forwarding())
+		_ = events.Look(func() error {
+			forwarding = kernel.Forwarding()
+			return nil
+		})
+		a.watchForwarding(forwarding)
 		if changed, _ := a.networks.Read(a.log); changed { // what fails was logged
 			a.kick()
 		}

@@ -18,7 +18,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"kproxy.dev/kproxy/kernel/kerneltest"
+	"kproxy.dev/kproxy/test/kerneltest"
 )
 
 var when = time.Date(2026, 11, 28, 2, 0, 0, 0, time.UTC)

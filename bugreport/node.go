@@ -59,7 +59,7 @@ func (r *Report) AddNode(ctx context.Context) {
 	r.add(ctx, "interfaces.txt", "interfaces and their addresses", interfaces)
 	for _, v := range []kernel.Variant{kernel.VariantNFT(), kernel.VariantLegacy()} {
 		for f, p := range v.Program {
-			if v.Name == kernel.VariantLegacy().Name && !netfilter.LegacyTables(service.Family(f)) {
+			if v.Name == kernel.VariantLegacy().Name && len(kernel.LegacyTables(service.Family(f))) == 0 {
 				continue // to ask would load modules
 			}
 			r.add(ctx, "rules/"+p+"-save.txt", "rules of "+p+", with counters", program(p+"-save", "-c"))

@@ -51,7 +51,22 @@ func (f *Figures) count(flow *Flow, ended bool, before *Figures) {
 // plan, or that still have connections, of which there is anything to tell.
 type ServiceFigures struct {
 	Figures
-	Endpoints map[netip.AddrPort]Figures
+	Endpoints []EndpointFigures // in no order
+}
+
+// EndpointFigures are the figures of an endpoint of a service port.
+type EndpointFigures struct {
+	Address netip.AddrPort
+	Figures
+}
+
+// endpoint returns where in Endpoints an endpoint is, which it adds if it isn't there.
+func (s *ServiceFigures) endpoint(a netip.AddrPort) int {
+	i := slices.IndexFunc(s.Endpoints, func(e EndpointFigures) bool { return e.Address == a })
+	if i < 0 {
+		i, s.Endpoints = len(s.Endpoints), append(s.Endpoints, EndpointFigures{Address: a})
+	}
+	return i
 }
 
 // Connection is a flow that the kernel carries to an endpoint now.
@@ -76,6 +91,9 @@ type Accounting struct {
 	plan      *plan.Plan
 	index     *index // of all protocols
 	services  map[service.Key]*account
+	made      int                 // how many there ever were
+	stale     map[*account]bool   // whose figures may not be those of now
+	left      map[endpointOf]bool // that have left the plan
 	flows     map[identity]*entry
 	peak      int               // the most flows since flows was made
 	lists     uint64            // how many there were
@@ -94,9 +112,16 @@ const endGrace = 2 * time.Second
 // account holds the figures of one service port. Accounting has one only for those that the
 // kernel has carried something of: most do nothing most of the time.
 type account struct {
-	service   *plan.Service // nil once the plan doesn't hold it
+	service   *plan.Service  // nil once the plan doesn't hold it
+	now       ServiceFigures // with what is open; replaced, never changed, once it was read
 	ended     Figures
 	endpoints map[netip.AddrPort]*Figures // ended; those that carried something, or have left the plan
+}
+
+// endpointOf is an endpoint of an account.
+type endpointOf struct {
+	*account
+	address netip.AddrPort
 }
 
 // entry is a flow with the account it belongs to, which is found once: the flow may
@@ -114,7 +139,7 @@ type entry struct {
 func NewAccounting(local func(netip.Addr) bool) *Accounting {
 	return &Accounting{
 		index:    &index{fronts: map[frontendKey]front{}, local: local},
-		services: map[service.Key]*account{}, flows: map[identity]*entry{},
+		services: map[service.Key]*account{}, stale: map[*account]bool{}, left: map[endpointOf]bool{}, flows: map[identity]*entry{},
 	}
 }
 
@@ -134,6 +159,7 @@ func (a *Accounting) SetPlan(p *plan.Plan, d plan.Delta) {
 		if acc := a.services[c.Key()]; acc != nil && c.Is == nil {
 			acc.service = nil
 			delete(a.services, c.Key())
+			delete(a.stale, acc)
 		}
 	}
 	for _, c := range d.Changes {
@@ -143,11 +169,14 @@ func (a *Accounting) SetPlan(p *plan.Plan, d plan.Delta) {
 		a.index.add(c.Is)
 		if acc := a.services[c.Key()]; acc != nil {
 			acc.service = c.Is
+			a.stale[acc] = true // other endpoints count
 		}
 		if c.Was != nil {
 			for i := range c.Was.Endpoints {
 				if address := c.Was.Endpoints[i].Address; endpoint(c.Is, address) == nil {
-					a.of(c.Is).endpoint(address) // counted on, until it has no more flows
+					acc := a.of(c.Is)
+					acc.endpoint(address)
+					a.left[endpointOf{acc, address}] = true // counted on, until it has no more flows
 				}
 			}
 		}
@@ -171,9 +200,9 @@ func (a *Accounting) Resume(figures map[service.Key]ServiceFigures) {
 		}
 		acc := a.of(s)
 		acc.ended, acc.ended.Active = is.Figures, 0
-		for address, f := range is.Endpoints {
-			if f.Active = 0; endpoint(s, address) != nil {
-				*acc.endpoint(address) = f
+		for _, e := range is.Endpoints {
+			if e.Active = 0; endpoint(s, e.Address) != nil {
+				*acc.endpoint(e.Address) = e.Figures
 			}
 		}
 	}
@@ -197,13 +226,15 @@ func (a *Accounting) HadEndpointAt(port uint16) bool {
 	return a.ports[port/64]>>(port%64)&1 != 0
 }
 
-// of returns the account of a service port of the plan.
+// of returns the account of a service port of the plan, to change it.
 func (a *Accounting) of(s *plan.Service) *account {
 	acc := a.services[s.Port.Key]
 	if acc == nil {
 		acc = &account{service: s, endpoints: map[netip.AddrPort]*Figures{}}
 		a.services[s.Port.Key] = acc
+		a.made++
 	}
+	a.stale[acc] = true
 	return acc
 }
 
@@ -264,8 +295,16 @@ func (a *Accounting) Ended(f Flow) {
 // over counts a flow that has ended, and tells of it.
 func (a *Accounting) over(e *entry) {
 	e.end()
+	a.changed(e)
 	if a.OnEnd != nil && e.service != nil {
 		a.OnEnd(e.service, &e.flow)
+	}
+}
+
+// changed marks the account of a flow, if the plan has its service port.
+func (a *Accounting) changed(e *entry) {
+	if e.service != nil {
+		a.stale[e.account] = true
 	}
 }
 
@@ -331,6 +370,7 @@ func (a *Accounting) listed(flows []Flow, first bool) {
 			a.over(e) // another flow with the same identity, and no event told the end of the first
 			e.before = nil
 		}
+		a.changed(e)
 		if e.flow, e.list, e.gone = *f, a.lists, (time.Time{}); first && !f.Opening() {
 			e.before = &Figures{BytesIn: f.OrigBytes, BytesOut: f.ReplyBytes}
 		}
@@ -341,6 +381,7 @@ func (a *Accounting) listed(flows []Flow, first bool) {
 		case e.list == a.lists:
 		case e.gone.IsZero():
 			e.gone = a.refreshed
+			a.changed(e)
 		case a.refreshed.Sub(e.gone) > endGrace:
 			a.over(e)
 			delete(a.flows, id)
@@ -357,55 +398,19 @@ func (a *Accounting) listed(flows []Flow, first bool) {
 
 // forgetEndpoints forgets those that are neither in the plan nor in use.
 func (a *Accounting) forgetEndpoints() {
-	type use struct {
-		*account
-		address netip.AddrPort
-	}
-	unused := map[use]bool{}
-	for _, acc := range a.services {
-		for address := range acc.endpoints {
-			if endpoint(acc.service, address) == nil {
-				unused[use{acc, address}] = true
-			}
-		}
-	}
-	if len(unused) == 0 {
+	if len(a.left) == 0 {
 		return
 	}
+	unused := maps.Clone(a.left)
 	for _, e := range a.flows {
-		delete(unused, use{e.account, e.flow.ReplySrc})
+		delete(unused, endpointOf{e.account, e.flow.ReplySrc})
 	}
 	for u := range unused {
-		delete(u.endpoints, u.address)
-	}
-}
-
-// Traffic returns the figures of the service ports that have ever carried anything,
-// as of the last Refresh, and what has ended since.
-func (a *Accounting) Traffic() map[service.Key]Figures {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	out := map[service.Key]Figures{}
-	for key, acc := range a.services {
-		if acc.ended != (Figures{}) {
-			out[key] = acc.ended
+		if u.service != nil && endpoint(u.service, u.address) == nil {
+			delete(u.endpoints, u.address)
+			a.stale[u.account] = true
 		}
-	}
-	a.eachOpen(func(e *entry, ended bool) {
-		f := out[e.service.Port.Key]
-		f.count(&e.flow, ended, e.before)
-		out[e.service.Port.Key] = f
-	})
-	return out
-}
-
-// eachOpen calls f with the flows of the plan's service ports that haven't been
-// counted for good. Those that are missing have ended.
-func (a *Accounting) eachOpen(f func(e *entry, ended bool)) {
-	for _, e := range a.flows {
-		if e.service != nil {
-			f(e, !e.gone.IsZero())
-		}
+		delete(a.left, u)
 	}
 }
 
@@ -414,25 +419,74 @@ func (a *Accounting) eachOpen(f func(e *entry, ended bool)) {
 func (a *Accounting) Figures() map[service.Key]ServiceFigures {
 	a.mu.Lock()
 	defer a.mu.Unlock()
+	a.recount()
 	out := make(map[service.Key]ServiceFigures, len(a.services))
 	for key, acc := range a.services {
-		s := ServiceFigures{Figures: acc.ended, Endpoints: make(map[netip.AddrPort]Figures, len(acc.endpoints))}
-		for address, ended := range acc.endpoints {
-			s.Endpoints[address] = *ended
-		}
-		out[key] = s
+		out[key] = acc.now
 	}
-	a.eachOpen(func(e *entry, ended bool) {
-		s := out[e.service.Port.Key]
-		s.count(&e.flow, ended, e.before)
-		if e.counts(e.flow.ReplySrc) {
-			ep := s.Endpoints[e.flow.ReplySrc]
-			ep.count(&e.flow, ended, e.before)
-			s.Endpoints[e.flow.ReplySrc] = ep
-		}
-		out[e.service.Port.Key] = s
-	})
 	return out
+}
+
+// Settle counts what live flows have carried, and what has ended, for meters: once for all that are read together, as it looks
+// at every flow.
+func (a *Accounting) Settle() {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.recount()
+}
+
+// Meter reads the figures of a service port; also after the plan has lost it, as those who read may have begun before.
+type Meter struct {
+	of      *Accounting
+	key     service.Key
+	account *account // nil before there is one
+	looked  int      // how many accounts there were when it was looked for
+}
+
+// Meter returns the meter of a service port that the plan holds.
+func (a *Accounting) Meter(k service.Key) *Meter { return &Meter{of: a, key: k, looked: -1} }
+
+// Figures returns what Figures of Accounting has, as of the last Settle. The caller doesn't change Endpoints.
+func (m *Meter) Figures() ServiceFigures {
+	m.of.mu.Lock()
+	defer m.of.mu.Unlock()
+	if m.account == nil && m.looked != m.of.made { // most never get one
+		m.account, m.looked = m.of.services[m.key], m.of.made
+	}
+	if m.account == nil {
+		return ServiceFigures{}
+	}
+	return m.account.now
+}
+
+// recount brings now of each account up to date. Flows that are missing have ended.
+func (a *Accounting) recount() {
+	if len(a.stale) == 0 {
+		return
+	}
+	for acc := range a.stale {
+		acc.now = ServiceFigures{Figures: acc.ended}
+		for address, ended := range acc.endpoints {
+			acc.now.Endpoints = append(acc.now.Endpoints, EndpointFigures{address, *ended})
+		}
+	}
+	found := map[endpointOf]int{} // each is looked for once, however many flows it has
+	for _, e := range a.flows {
+		if !a.stale[e.account] {
+			continue
+		}
+		e.now.count(&e.flow, !e.gone.IsZero(), e.before)
+		if e.counts(e.flow.ReplySrc) {
+			k := endpointOf{e.account, e.flow.ReplySrc}
+			i, ok := found[k]
+			if !ok {
+				i = e.now.endpoint(k.address)
+				found[k] = i
+			}
+			e.now.Endpoints[i].count(&e.flow, !e.gone.IsZero(), e.before)
+		}
+	}
+	clear(a.stale)
 }
 
 // Carried calls each with the flows of a service port that were in the table at the last Refresh and that the kernel

@@ -48,8 +48,8 @@ func (l ledger) want(after string, want Figures) {
 	if diff := cmp.Diff(want, l.Figures()[l.key].Figures); diff != "" {
 		l.t.Errorf("after %s (-want +got):\n%s", after, diff)
 	}
-	if diff := cmp.Diff(want, l.Traffic()[l.key]); diff != "" {
-		l.t.Errorf("traffic after %s (-want +got):\n%s", after, diff)
+	if diff := cmp.Diff(want, l.Meter(l.key).Figures().Figures); diff != "" { // Figures has settled it
+		l.t.Errorf("of it alone, after %s (-want +got):\n%s", after, diff)
 	}
 }
 
@@ -209,7 +209,7 @@ func TestAccountingAfterRestart(t *testing.T) {
 		l := ledger{a, t, udpKey("dns")}
 		l.refresh(counted(1, 100), counted(2, 10))
 		l.want("the first list", total(2, 0, 0))
-		if got := l.Figures()[l.key].Endpoints[at(service.IPv4, pods, 2, 5353)]; got != total(2, 0, 0) {
+		if got := endpointFigures(l.Figures()[l.key], at(service.IPv4, pods, 2, 5353)); got != total(2, 0, 0) {
 			t.Errorf("its endpoint: got %+v", got)
 		}
 		return l
@@ -220,7 +220,7 @@ func TestAccountingAfterRestart(t *testing.T) {
 		l.want("a new one, and more bytes of an old one", total(3, 1, 57))
 		l.Ended(counted(1, 160))
 		l.want("the end of an old one", total(2, 1, 67))
-		if got := l.Figures()[l.key].Endpoints[at(service.IPv4, pods, 2, 5353)]; got != total(2, 1, 67) {
+		if got := endpointFigures(l.Figures()[l.key], at(service.IPv4, pods, 2, 5353)); got != total(2, 1, 67) {
 			t.Errorf("its endpoint: got %+v", got)
 		}
 	})
@@ -297,13 +297,13 @@ func TestAccountingFollowsPlans(t *testing.T) {
 	setPlan(l.Accounting, planOf(serviceOf(l.key, 10, withoutEndpoint(2))))
 	l.Ended(counted(2, 10)) // to the removed endpoint, which still counts
 	l.want("endpoint removed", total(1, 2, 110))
-	if got := l.Figures()[l.key].Endpoints[pod]; got != total(1, 2, 110) {
+	if got := endpointFigures(l.Figures()[l.key], pod); got != total(1, 2, 110) {
 		t.Errorf("removed endpoint with a connection: got %+v", got)
 	}
 	l.Ended(counted(1, 200))
 	l.refresh()
 	l.want("its last connection ended", total(0, 2, 210))
-	if got, ok := l.Figures()[l.key].Endpoints[pod]; ok {
+	if got := endpointFigures(l.Figures()[l.key], pod); got != (Figures{}) {
 		t.Errorf("removed endpoint without connections is still there: %+v", got)
 	}
 	setPlan(l.Accounting, planOf(serviceOf(l.key, 10)))
@@ -316,6 +316,31 @@ func TestAccountingFollowsPlans(t *testing.T) {
 	l.Ended(counted(3, 5))
 	setPlan(l.Accounting, planOf(serviceOf(l.key, 10)))
 	l.want("service back", total(0, 0, 0))
+}
+
+// TestAccountingSettles: all that is read between two looks at the flows is of one moment, and costs none, whatever ends meanwhile.
+func TestAccountingSettles(t *testing.T) {
+	l := newLedger(t)
+	meter := l.Meter(l.key)
+	check := func(when string, want Figures) {
+		t.Helper()
+		if got := meter.Figures().Figures; got != want {
+			t.Errorf("%s a meter has %+v, want %+v", when, got, want)
+		}
+	}
+	check("before anything", Figures{})
+	l.refresh(counted(1, 100))
+	check("before it is settled", Figures{})
+	l.Settle()
+	check("settled,", total(1, 1, 100))
+	l.Ended(counted(1, 150))
+	check("while one ends", total(1, 1, 100))
+	l.Settle()
+	check("after that", total(0, 1, 150))
+	setPlan(l.Accounting, planOf())
+	check("service removed while it is read,", total(0, 1, 150))
+	meter = l.Meter(l.key)
+	check("not there,", Figures{})
 }
 
 func TestAccountingConnections(t *testing.T) {

@@ -9,7 +9,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"kproxy.dev/kproxy/kernel/nlmsg"
+	"kproxy.dev/kproxy/kernel/netlink"
 	"kproxy.dev/kproxy/service"
 )
 
@@ -38,13 +38,13 @@ type Client struct {
 	all  []*requests
 
 	mu     sync.Mutex // a dump has the socket for itself
-	dumper *nlmsg.Socket
+	dumper *netlink.Socket
 	closed bool
 }
 
 // requests is a socket for requests about single entries, with room for answers.
 type requests struct {
-	*nlmsg.Socket
+	*netlink.Socket
 	missing [lookupsAtOnce]int
 	flows   [lookupsAtOnce]Flow
 	errs    [lookupsAtOnce]error
@@ -53,13 +53,13 @@ type requests struct {
 // Dial opens a client in the network namespace of the calling thread. It needs
 // CAP_NET_ADMIN there.
 func Dial() (*Client, error) {
-	dumper, err := nlmsg.Open(unix.NETLINK_NETFILTER, dumpSize)
+	dumper, err := netlink.Open(unix.NETLINK_NETFILTER, dumpSize)
 	if err != nil {
 		return nil, fmt.Errorf("open conntrack socket: %w", err)
 	}
 	c := &Client{dumper: dumper, pool: make(chan *requests, poolSize)}
 	for range poolSize {
-		s, err := nlmsg.Open(unix.NETLINK_NETFILTER, answerSize)
+		s, err := netlink.Open(unix.NETLINK_NETFILTER, answerSize)
 		if err != nil {
 			return nil, errors.Join(fmt.Errorf("open conntrack socket: %w", err), c.Close())
 		}
@@ -151,12 +151,12 @@ func (c *Client) get(p service.Protocol, flows [][2]netip.AddrPort, found func(i
 // get fills in s.flows and s.errs.
 func (s *requests) get(p service.Protocol, some [][2]netip.AddrPort) {
 	for i := range some {
-		s.errs[i] = nlmsg.ErrNoAnswer
+		s.errs[i] = netlink.ErrNoAnswer
 	}
 	for before := len(some) + 1; ; {
 		missing := s.missing[:0]
 		for i := range some {
-			if errors.Is(s.errs[i], nlmsg.ErrNoAnswer) {
+			if errors.Is(s.errs[i], netlink.ErrNoAnswer) {
 				missing = append(missing, i)
 			}
 		}
@@ -179,7 +179,7 @@ func (s *requests) get(p service.Protocol, some [][2]netip.AddrPort) {
 				s.errs[i] = unix.ENOENT
 			}
 		})
-		if err != nil && !errors.Is(err, nlmsg.ErrNoAnswer) {
+		if err != nil && !errors.Is(err, netlink.ErrNoAnswer) {
 			for _, i := range missing {
 				s.errs[i] = err
 			}

@@ -17,7 +17,7 @@ import (
 	"github.com/google/go-cmp/cmp/cmpopts"
 	"golang.org/x/sys/unix"
 
-	"kproxy.dev/kproxy/kernel/nlmsg"
+	"kproxy.dev/kproxy/kernel/netlink"
 	"kproxy.dev/kproxy/plan"
 	"kproxy.dev/kproxy/service"
 )
@@ -308,7 +308,7 @@ func TestAccountingOfRealFlows(t *testing.T) {
 		}
 		got := accounting.Figures()[k]
 		want := Figures{Active: active, Total: 3, BytesIn: 3 * packet, BytesOut: 3 * packet}
-		if got.Figures != want || got.Endpoints[pod] != want || len(accounting.Connections()) != int(active) {
+		if got.Figures != want || endpointFigures(got, pod) != want || len(accounting.Connections()) != int(active) {
 			t.Errorf("got %+v and %d connections, want %+v", got, len(accounting.Connections()), want)
 		}
 	}
@@ -436,7 +436,7 @@ func TestLookupAllLosesAnswers(t *testing.T) {
 	err := s.Do(lookupsAtOnce, func(b []byte, i int) []byte {
 		return appendGet(b, service.UDP, flows[i][0], flows[i][1])
 	}, func(int, []byte, error) {})
-	if !errors.Is(err, nlmsg.ErrNoAnswer) {
+	if !errors.Is(err, netlink.ErrNoAnswer) {
 		t.Fatalf("got %v; the test wants some answers to be lost", err)
 	}
 	c.LookupAll(service.UDP, flows, func(i int, orig, client netip.AddrPort, err error) {
@@ -457,28 +457,28 @@ func full(f service.Family) []byte {
 	b := appendHeader(nil, f)
 	b = appendTuple(b, ctaTupleOrig, service.TCP, at(f, clients, 9, 50000), at(f, services, 10, 53))
 	b = appendTuple(b, ctaTupleReply, service.TCP, at(f, pods, 2, 5353), at(f, nodes, 1, 50001))
-	b = nlmsg.Append(b, ctaStatus, 0, 0, 1, 0x8e)
-	b = nlmsg.Append(b, ctaTimeout, 0, 0, 0, 120)
-	b = nlmsg.Append(b, ctaMark, 0, 0, 0x40, 0)
-	b = nlmsg.Append(b, ctaID, 0xde, 0xad, 0xbe, 0xef)
-	b = nlmsg.Append(b, ctaZone, 0, 7)
+	b = netlink.Append(b, ctaStatus, 0, 0, 1, 0x8e)
+	b = netlink.Append(b, ctaTimeout, 0, 0, 0, 120)
+	b = netlink.Append(b, ctaMark, 0, 0, 0x40, 0)
+	b = netlink.Append(b, ctaID, 0xde, 0xad, 0xbe, 0xef)
+	b = netlink.Append(b, ctaZone, 0, 7)
 	counters := func(packets, bytes uint64) func([]byte) []byte {
 		return func(b []byte) []byte {
-			b = nlmsg.Append(b, ctaCountersPackets, binary.BigEndian.AppendUint64(nil, packets)...)
-			return nlmsg.Append(b, ctaCountersBytes, binary.BigEndian.AppendUint64(nil, bytes)...)
+			b = netlink.Append(b, ctaCountersPackets, binary.BigEndian.AppendUint64(nil, packets)...)
+			return netlink.Append(b, ctaCountersBytes, binary.BigEndian.AppendUint64(nil, bytes)...)
 		}
 	}
-	b = nlmsg.AppendNested(b, ctaCountersOrig, counters(3, 300))
-	b = nlmsg.AppendNested(b, ctaCountersReply, counters(2, 1<<40))
-	b = nlmsg.AppendNested(b, ctaProtoInfo, func(b []byte) []byte {
-		return nlmsg.AppendNested(b, ctaProtoInfoTCP, func(b []byte) []byte {
-			return nlmsg.Append(b, ctaProtoInfoTCPState, tcpTimeWait)
+	b = netlink.AppendNested(b, ctaCountersOrig, counters(3, 300))
+	b = netlink.AppendNested(b, ctaCountersReply, counters(2, 1<<40))
+	b = netlink.AppendNested(b, ctaProtoInfo, func(b []byte) []byte {
+		return netlink.AppendNested(b, ctaProtoInfoTCP, func(b []byte) []byte {
+			return netlink.Append(b, ctaProtoInfoTCPState, tcpTimeWait)
 		})
 	})
-	b = nlmsg.AppendNested(b, ctaTimestamp, func(b []byte) []byte {
-		return nlmsg.Append(b, ctaTimestampStart, binary.BigEndian.AppendUint64(nil, uint64(1700000000*time.Second))...)
+	b = netlink.AppendNested(b, ctaTimestamp, func(b []byte) []byte {
+		return netlink.Append(b, ctaTimestampStart, binary.BigEndian.AppendUint64(nil, uint64(1700000000*time.Second))...)
 	})
-	return nlmsg.Append(b, 999, 1, 2, 3)
+	return netlink.Append(b, 999, 1, 2, 3)
 }
 
 func TestDecode(t *testing.T) {

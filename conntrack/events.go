@@ -11,7 +11,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"kproxy.dev/kproxy/kernel/nlmsg"
+	"kproxy.dev/kproxy/kernel/netlink"
 )
 
 const (
@@ -43,7 +43,7 @@ type Listener struct {
 // Subscribe begins to listen for the ends of flows that were rewritten
 // ([Flow.Rewritten]).
 func Subscribe() (*Listener, error) {
-	socket, err := nlmsg.Open(unix.NETLINK_NETFILTER, 0)
+	socket, err := netlink.Open(unix.NETLINK_NETFILTER, 0)
 	if err != nil {
 		return nil, fmt.Errorf("open conntrack event socket: %w", err)
 	}
@@ -123,7 +123,7 @@ func (l *Listener) receive(ctx context.Context, buf []byte, f func(Flow)) (err e
 			switch n, err = unix.Read(int(fd), buf); err {
 			case nil:
 				got = true
-				for m := range nlmsg.Messages(buf[:n]) {
+				for m := range netlink.Messages(buf[:n]) {
 					// One odd event is no reason to miss the rest.
 					if flow, err := decode(m.Body); err == nil && m.Type == messageDelete {
 						f(flow)

@@ -4,7 +4,7 @@ import (
 	"golang.org/x/net/bpf"
 	"golang.org/x/sys/unix"
 
-	"kproxy.dev/kproxy/kernel/nlmsg"
+	"kproxy.dev/kproxy/kernel/netlink"
 )
 
 // program is one of the classic packet filter, for netlink messages: what it returns
@@ -26,7 +26,7 @@ const (
 )
 
 // attributesBegin is where a message's attributes do.
-const attributesBegin = unix.NLMSG_HDRLEN + nlmsg.SizeofNetfilter
+const attributesBegin = unix.NLMSG_HDRLEN + netlink.SizeofNetfilter
 
 // interesting lets in the ends of flows whose destination was rewritten, and
 // whatever it doesn't understand. Nobody asks for the others, see

@@ -275,3 +275,8 @@ func to(flows []Flow, dst netip.AddrPort) map[netip.AddrPort]Flow {
 	}
 	return out
 }
+
+func endpointFigures(s ServiceFigures, a netip.AddrPort) Figures {
+	i := s.endpoint(a)
+	return s.Endpoints[i].Figures
+}

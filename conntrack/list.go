@@ -9,7 +9,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"kproxy.dev/kproxy/kernel/nlmsg"
+	"kproxy.dev/kproxy/kernel/netlink"
 	"kproxy.dev/kproxy/service"
 )
 
@@ -80,7 +80,7 @@ func (c *Client) list(out []Flow, family byte, w wanted) ([]Flow, error) {
 			return flows, nil
 		case filter != (wanted{}) && (errors.Is(err, unix.EINVAL) || errors.Is(err, unix.EOPNOTSUPP)):
 			filter = wanted{} // a kernel that knows the attribute, but not this use of it
-		case !errors.Is(err, nlmsg.ErrInterrupted) && !errors.Is(err, unix.EINTR):
+		case !errors.Is(err, netlink.ErrInterrupted) && !errors.Is(err, unix.EINTR):
 			return nil, err
 		case attempt >= dumpAttempts:
 			return flows, nil
@@ -105,7 +105,7 @@ func (c *Client) dump(out []Flow, family byte, filter, w wanted) ([]Flow, error)
 // Sample returns the first entries of the table of the calling thread's network namespace, at most n of them. However long the table is,
 // the kernel makes no more of the list than is read.
 func Sample(n int) (out []Flow, err error) {
-	s, err := nlmsg.Open(unix.NETLINK_NETFILTER, dumpSize)
+	s, err := netlink.Open(unix.NETLINK_NETFILTER, dumpSize)
 	if err != nil {
 		return nil, fmt.Errorf("open conntrack socket: %w", err)
 	}
@@ -118,7 +118,7 @@ func Sample(n int) (out []Flow, err error) {
 		}
 		return problem == nil && len(out) < n
 	})
-	if errors.Is(err, nlmsg.ErrInterrupted) {
+	if errors.Is(err, netlink.ErrInterrupted) {
 		err = nil // entries that came or went meanwhile
 	}
 	return out, cmp.Or(problem, err)

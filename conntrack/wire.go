@@ -9,7 +9,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"kproxy.dev/kproxy/kernel/nlmsg"
+	"kproxy.dev/kproxy/kernel/netlink"
 	"kproxy.dev/kproxy/service"
 )
 
@@ -80,7 +80,7 @@ const (
 
 // appendHeader appends struct nfgenmsg.
 func appendHeader(b []byte, f service.Family) []byte {
-	return nlmsg.AppendNetfilter(b, f.Number())
+	return netlink.AppendNetfilter(b, f.Number())
 }
 
 func appendTuple(b []byte, typ uint16, p service.Protocol, src, dst netip.AddrPort) []byte {
@@ -88,31 +88,31 @@ func appendTuple(b []byte, typ uint16, p service.Protocol, src, dst netip.AddrPo
 	if src.Addr().Is6() {
 		srcType, dstType = ctaIPv6Src, ctaIPv6Dst
 	}
-	return nlmsg.AppendNested(b, typ, func(b []byte) []byte {
-		b = nlmsg.AppendNested(b, ctaTupleIP, func(b []byte) []byte {
-			b = nlmsg.AppendAddr(b, srcType, src.Addr())
-			return nlmsg.AppendAddr(b, dstType, dst.Addr())
+	return netlink.AppendNested(b, typ, func(b []byte) []byte {
+		b = netlink.AppendNested(b, ctaTupleIP, func(b []byte) []byte {
+			b = netlink.AppendAddr(b, srcType, src.Addr())
+			return netlink.AppendAddr(b, dstType, dst.Addr())
 		})
-		return nlmsg.AppendNested(b, ctaTupleProto, func(b []byte) []byte {
-			b = nlmsg.Append(b, ctaProtoNum, byte(p))
-			b = nlmsg.AppendUint16(b, ctaProtoSrcPort, src.Port())
-			return nlmsg.AppendUint16(b, ctaProtoDstPort, dst.Port())
+		return netlink.AppendNested(b, ctaTupleProto, func(b []byte) []byte {
+			b = netlink.Append(b, ctaProtoNum, byte(p))
+			b = netlink.AppendUint16(b, ctaProtoSrcPort, src.Port())
+			return netlink.AppendUint16(b, ctaProtoDstPort, dst.Port())
 		})
 	})
 }
 
 // appendGet asks for the entry whose answers go from src to dst.
 func appendGet(b []byte, p service.Protocol, src, dst netip.AddrPort) []byte {
-	b = appendHeader(nlmsg.AppendRequest(b, messageGet, 0), service.FamilyOf(src.Addr()))
+	b = appendHeader(netlink.AppendRequest(b, messageGet, 0), service.FamilyOf(src.Addr()))
 	return appendTuple(b, ctaTupleReply, p, src, dst)
 }
 
 // appendDelete deletes the entry with f's original tuple, if it still is f: the
 // kernel compares the ID.
 func appendDelete(b []byte, f *Flow) []byte {
-	b = appendHeader(nlmsg.AppendRequest(b, messageDelete, unix.NLM_F_ACK), f.Family)
+	b = appendHeader(netlink.AppendRequest(b, messageDelete, unix.NLM_F_ACK), f.Family)
 	b = appendTuple(b, ctaTupleOrig, f.Protocol, f.OrigSrc, f.OrigDst)
-	return nlmsg.AppendUint32(b, ctaID, f.ID)
+	return netlink.AppendUint32(b, ctaID, f.ID)
 }
 
 // restoredTimeout is how long a restored entry lives when no packet comes, from
@@ -128,7 +128,7 @@ const tcpLiberal = 0x08
 // kernel translate it: only so does it note that there is something to
 // translate (nf_nat_setup_info in nf_nat_core.c).
 func appendRestore(b []byte, f *Flow) []byte {
-	b = nlmsg.AppendRequest(b, messageNew, unix.NLM_F_ACK|unix.NLM_F_CREATE|unix.NLM_F_EXCL)
+	b = netlink.AppendRequest(b, messageNew, unix.NLM_F_ACK|unix.NLM_F_CREATE|unix.NLM_F_EXCL)
 	b = appendHeader(b, f.Family)
 	b = appendTuple(b, ctaTupleOrig, f.Protocol, f.OrigSrc, f.OrigDst)
 	b = appendTuple(b, ctaTupleReply, f.Protocol, f.OrigDst, f.OrigSrc)
@@ -136,10 +136,10 @@ func appendRestore(b []byte, f *Flow) []byte {
 	// Also where it stays the same: the kernel would give the client another port
 	// if an answer's entry is in the way.
 	b = appendTranslation(b, ctaNATSrc, f.ReplyDst)
-	b = nlmsg.AppendUint32(b, ctaStatus, statusSeenReply|statusAssured|statusConfirmed)
-	b = nlmsg.AppendUint32(b, ctaTimeout, uint32(restoredTimeout/time.Second))
+	b = netlink.AppendUint32(b, ctaStatus, statusSeenReply|statusAssured|statusConfirmed)
+	b = netlink.AppendUint32(b, ctaTimeout, uint32(restoredTimeout/time.Second))
 	if f.Mark != 0 {
-		b = nlmsg.AppendUint32(b, ctaMark, f.Mark)
+		b = netlink.AppendUint32(b, ctaMark, f.Mark)
 	}
 	if f.Protocol != service.TCP {
 		return b
@@ -148,12 +148,12 @@ func appendRestore(b []byte, f *Flow) []byte {
 	if state < tcpEstablished || state > tcpLastAck { // the connection isn't there yet, or is over
 		state = tcpEstablished
 	}
-	return nlmsg.AppendNested(b, ctaProtoInfo, func(b []byte) []byte {
-		return nlmsg.AppendNested(b, ctaProtoInfoTCP, func(b []byte) []byte {
-			b = nlmsg.Append(b, ctaProtoInfoTCPState, state)
+	return netlink.AppendNested(b, ctaProtoInfo, func(b []byte) []byte {
+		return netlink.AppendNested(b, ctaProtoInfoTCP, func(b []byte) []byte {
+			b = netlink.Append(b, ctaProtoInfoTCPState, state)
 			// struct nf_ct_tcp_flags: flags, then which of them are meant.
-			b = nlmsg.Append(b, ctaProtoInfoTCPFlagsOrig, tcpLiberal, tcpLiberal)
-			return nlmsg.Append(b, ctaProtoInfoTCPFlagsReply, tcpLiberal, tcpLiberal)
+			b = netlink.Append(b, ctaProtoInfoTCPFlagsOrig, tcpLiberal, tcpLiberal)
+			return netlink.Append(b, ctaProtoInfoTCPFlagsReply, tcpLiberal, tcpLiberal)
 		})
 	})
 }
@@ -164,12 +164,12 @@ func appendTranslation(b []byte, typ uint16, to netip.AddrPort) []byte {
 	if to.Addr().Is6() {
 		lowest, highest = ctaNATv6Min, ctaNATv6Max
 	}
-	return nlmsg.AppendNested(b, typ, func(b []byte) []byte {
-		b = nlmsg.AppendAddr(b, lowest, to.Addr())
-		b = nlmsg.AppendAddr(b, highest, to.Addr())
-		return nlmsg.AppendNested(b, ctaNATProto, func(b []byte) []byte {
-			b = nlmsg.AppendUint16(b, ctaProtoNATPortMin, to.Port())
-			return nlmsg.AppendUint16(b, ctaProtoNATPortMax, to.Port())
+	return netlink.AppendNested(b, typ, func(b []byte) []byte {
+		b = netlink.AppendAddr(b, lowest, to.Addr())
+		b = netlink.AppendAddr(b, highest, to.Addr())
+		return netlink.AppendNested(b, ctaNATProto, func(b []byte) []byte {
+			b = netlink.AppendUint16(b, ctaProtoNATPortMin, to.Port())
+			return netlink.AppendUint16(b, ctaProtoNATPortMax, to.Port())
 		})
 	})
 }
@@ -178,33 +178,33 @@ func appendTranslation(b []byte, typ uint16, to netip.AddrPort) []byte {
 // w doesn't take: other protocols of one family since Linux 5.8, by status since 5.15. Older ones
 // ignore that.
 func appendDump(b []byte, family byte, w wanted) []byte {
-	b = nlmsg.AppendNetfilter(nlmsg.AppendRequest(b, messageGet, unix.NLM_F_DUMP), family)
+	b = netlink.AppendNetfilter(netlink.AppendRequest(b, messageGet, unix.NLM_F_DUMP), family)
 	if w.from.IsValid() {
 		flags := uint32(filterProtoNum | filterProtoSrcPort)
 		v4 := w.from.Addr().Is4()
 		if v4 { // of IPv6, the kernel leaves out what is equal (ctnetlink_filter_match_tuple has ipv6_addr_cmp the wrong way round)
 			flags |= filterIPSrc
 		}
-		b = nlmsg.AppendNested(b, ctaTupleReply, func(b []byte) []byte {
+		b = netlink.AppendNested(b, ctaTupleReply, func(b []byte) []byte {
 			if v4 {
-				b = nlmsg.AppendNested(b, ctaTupleIP, func(b []byte) []byte { return nlmsg.AppendAddr(b, ctaIPv4Src, w.from.Addr()) })
+				b = netlink.AppendNested(b, ctaTupleIP, func(b []byte) []byte { return netlink.AppendAddr(b, ctaIPv4Src, w.from.Addr()) })
 			}
-			return nlmsg.AppendNested(b, ctaTupleProto, func(b []byte) []byte {
-				return nlmsg.AppendUint16(nlmsg.Append(b, ctaProtoNum, byte(w.protocol)), ctaProtoSrcPort, w.from.Port())
+			return netlink.AppendNested(b, ctaTupleProto, func(b []byte) []byte {
+				return netlink.AppendUint16(netlink.Append(b, ctaProtoNum, byte(w.protocol)), ctaProtoSrcPort, w.from.Port())
 			})
 		})
-		b = nlmsg.AppendNested(b, ctaFilter, func(b []byte) []byte {
-			return nlmsg.AppendNative(b, ctaFilterReplyFlags, flags)
+		b = netlink.AppendNested(b, ctaFilter, func(b []byte) []byte {
+			return netlink.AppendNative(b, ctaFilterReplyFlags, flags)
 		})
 	} else if w.protocol != 0 && family != unix.AF_UNSPEC {
-		b = nlmsg.AppendNested(b, ctaTupleOrig, func(b []byte) []byte {
-			return nlmsg.AppendNested(b, ctaTupleProto, func(b []byte) []byte { return nlmsg.Append(b, ctaProtoNum, byte(w.protocol)) })
+		b = netlink.AppendNested(b, ctaTupleOrig, func(b []byte) []byte {
+			return netlink.AppendNested(b, ctaTupleProto, func(b []byte) []byte { return netlink.Append(b, ctaProtoNum, byte(w.protocol)) })
 		})
-		b = nlmsg.AppendNested(b, ctaFilter, func(b []byte) []byte { return nlmsg.AppendNative(b, ctaFilterOrigFlags, filterProtoNum) })
+		b = netlink.AppendNested(b, ctaFilter, func(b []byte) []byte { return netlink.AppendNative(b, ctaFilterOrigFlags, filterProtoNum) })
 	}
 	if w.unanswered { // a value and which bits it is about
-		b = nlmsg.AppendUint32(b, ctaStatus, 0)
-		b = nlmsg.AppendUint32(b, ctaStatusMask, statusSeenReply)
+		b = netlink.AppendUint32(b, ctaStatus, 0)
+		b = netlink.AppendUint32(b, ctaStatusMask, statusSeenReply)
 	}
 	return b
 }
@@ -214,7 +214,7 @@ var errShort = errors.New("attribute is cut short")
 // each calls f with every attribute of b.
 func each(b []byte, f func(typ uint16, value []byte) error) error {
 	for {
-		typ, value, rest, ok := nlmsg.Next(b)
+		typ, value, rest, ok := netlink.Next(b)
 		if !ok && len(rest) > 0 {
 			return errShort
 		}
@@ -242,7 +242,7 @@ func inside(b []byte, wanted uint16, f func(value []byte) error) error {
 // dump, or an event. It accepts any bytes, and attributes that it doesn't know.
 func decode(b []byte) (f Flow, err error) {
 	err = errShort
-	if len(b) >= nlmsg.SizeofNetfilter {
+	if len(b) >= netlink.SizeofNetfilter {
 		switch b[0] {
 		case unix.AF_INET:
 			f.Family = service.IPv4
@@ -251,7 +251,7 @@ func decode(b []byte) (f Flow, err error) {
 		default:
 			return f, fmt.Errorf("decode conntrack entry: unknown address family %d", b[0])
 		}
-		err = each(b[nlmsg.SizeofNetfilter:], f.attribute)
+		err = each(b[netlink.SizeofNetfilter:], f.attribute)
 	}
 	if err != nil {
 		err = fmt.Errorf("decode conntrack entry: %w", err)

@@ -82,12 +82,6 @@ type Defaults struct {
 	Only bool
 }
 
-// StandardDefaults are the defaults of the flags: a TCP connect every 2s that
-// may take 1s; up after 2 successes, down after 3 failures.
-func StandardDefaults() Defaults {
-	return Defaults{Kind: service.CheckTCP, Interval: 2 * time.Second, Timeout: time.Second, Rise: 2, Fall: 3}
-}
-
 // Fill returns c with its zero fields set from d. A UDP port is not probed
 // with TCP: the default kind applies to TCP ports only, others get CheckOff.
 func (d Defaults) Fill(c service.HealthCheck, p service.Protocol) service.HealthCheck {

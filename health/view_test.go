@@ -10,8 +10,11 @@ import (
 	"kproxy.dev/kproxy/service"
 )
 
+// standard are the defaults of the flags.
+var standard = Defaults{Kind: service.CheckTCP, Interval: 2 * time.Second, Timeout: time.Second, Rise: 2, Fall: 3}
+
 func TestFill(t *testing.T) {
-	d := StandardDefaults()
+	d := standard
 	full := func(k service.Check) service.HealthCheck {
 		return service.HealthCheck{Kind: k, Interval: 2 * time.Second, Timeout: time.Second, Rise: 2, Fall: 3}
 	}
@@ -55,7 +58,7 @@ func TestFill(t *testing.T) {
 
 // TestRefused: what is asked for and not done is said.
 func TestRefused(t *testing.T) {
-	bounded, only := StandardDefaults(), StandardDefaults()
+	bounded, only := standard, standard
 	bounded.MinInterval, only.Only = time.Second, true
 	tooOften := []string{"its health checks are 1s apart, not 1ms as it asks: that is the least on this node (--health-min-interval)"}
 	ignored := []string{"its annotations on health checks have no effect: this node ignores them (--health-annotations)"}
@@ -81,7 +84,7 @@ func TestRefused(t *testing.T) {
 
 func TestViewOf(t *testing.T) {
 	address := netip.MustParseAddrPort("10.0.0.1:80")
-	d := StandardDefaults()
+	d := standard
 	plain := &service.Port{Key: service.Key{Name: "a", Protocol: service.TCP}}
 	spelled := &service.Port{Key: service.Key{Name: "b", Protocol: service.TCP}, Health: d.Fill(plain.Health, service.TCP)}
 	other := &service.Port{Key: service.Key{Name: "c", Protocol: service.TCP}, Health: service.HealthCheck{Kind: service.CheckHTTP}}

@@ -9,10 +9,10 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/vishvananda/netlink"
+	vnetlink "github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
-	"kproxy.dev/kproxy/kernel/nlmsg"
+	"kproxy.dev/kproxy/kernel/netlink"
 	"kproxy.dev/kproxy/service"
 )
 
@@ -35,14 +35,14 @@ type Networks struct {
 // addresses of single links (NETLINK_GET_STRICT_CHK, Linux 5.0) and not of thousands that may be on
 // kproxy's own; an older one tells of all, and the others are passed over.
 func ReadNetworks() (n Networks, err error) {
-	links, err := netlink.LinkList()
-	for i := 1; i < addressDumps && errors.Is(err, netlink.ErrDumpInterrupted); i++ {
-		links, err = netlink.LinkList()
+	links, err := vnetlink.LinkList()
+	for i := 1; i < addressDumps && errors.Is(err, vnetlink.ErrDumpInterrupted); i++ {
+		links, err = vnetlink.LinkList()
 	}
 	if err != nil {
 		return n, fmt.Errorf("list links: %w", err)
 	}
-	s, err := nlmsg.Open(unix.NETLINK_ROUTE, 64<<10)
+	s, err := netlink.Open(unix.NETLINK_ROUTE, 64<<10)
 	if err != nil {
 		return n, fmt.Errorf("list addresses: %w", err)
 	}
@@ -54,7 +54,7 @@ func ReadNetworks() (n Networks, err error) {
 		}
 		for _, f := range service.Families {
 			found, err := addressesOf(s, f, l.Attrs().Index)
-			for i := 1; i < addressDumps && errors.Is(err, nlmsg.ErrInterrupted); i++ {
+			for i := 1; i < addressDumps && errors.Is(err, netlink.ErrInterrupted); i++ {
 				found, err = addressesOf(s, f, l.Attrs().Index)
 			}
 			if err != nil && !errors.Is(err, unix.EAFNOSUPPORT) && !errors.Is(err, unix.EOPNOTSUPP) && !errors.Is(err, unix.ENODEV) { // a kernel without IPv6, or the link is gone
@@ -71,7 +71,7 @@ func ReadNetworks() (n Networks, err error) {
 }
 
 // add adds an address of a link.
-func (n *Networks) add(l netlink.Link, x linkAddress) {
+func (n *Networks) add(l vnetlink.Link, x linkAddress) {
 	if a := x.address; !(a.Is6() && a.IsLinkLocalUnicast()) && !a.IsLoopback() && !a.IsMulticast() && !a.IsUnspecified() {
 		n.Addresses = append(n.Addresses, a)
 	}
@@ -94,9 +94,9 @@ type linkAddress struct {
 // addressDumps is how often a list is asked for that other changes interrupt.
 const addressDumps = 5
 
-func addressesOf(s *nlmsg.Socket, f service.Family, link int) (out []linkAddress, err error) {
+func addressesOf(s *netlink.Socket, f service.Family, link int) (out []linkAddress, err error) {
 	err = s.Dump(func(b []byte) []byte {
-		b = append(nlmsg.AppendRequest(b, unix.RTM_GETADDR, unix.NLM_F_DUMP), f.Number(), 0, 0, 0) // struct ifaddrmsg
+		b = append(netlink.AppendRequest(b, unix.RTM_GETADDR, unix.NLM_F_DUMP), f.Number(), 0, 0, 0) // struct ifaddrmsg
 		return binary.NativeEndian.AppendUint32(b, uint32(link))
 	}, func(m []byte) {
 		if len(m) >= unix.SizeofIfAddrmsg && m[0] == f.Number() && binary.NativeEndian.Uint32(m[4:]) == uint32(link) {
@@ -110,7 +110,7 @@ func addressesOf(s *nlmsg.Socket, f service.Family, link int) (out []linkAddress
 // another than IFA_LOCAL, and the length belongs to it.
 func parseAddress(attributes []byte, bits int) linkAddress {
 	var out linkAddress
-	for typ, value := range nlmsg.Attributes(attributes) {
+	for typ, value := range netlink.Attributes(attributes) {
 		switch a, ok := netip.AddrFromSlice(value); {
 		case typ == unix.IFA_LOCAL:
 			out.address = a

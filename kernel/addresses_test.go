@@ -8,7 +8,7 @@ import (
 	"github.com/google/go-cmp/cmp/cmpopts"
 	"github.com/vishvananda/netlink"
 	"kproxy.dev/kproxy/kernel"
-	"kproxy.dev/kproxy/kernel/kerneltest"
+	"kproxy.dev/kproxy/test/kerneltest"
 )
 
 func TestNodeAddresses(t *testing.T) {

@@ -11,7 +11,7 @@ import (
 	"github.com/vishvananda/netlink"
 
 	"kproxy.dev/kproxy/kernel"
-	"kproxy.dev/kproxy/kernel/kerneltest"
+	"kproxy.dev/kproxy/test/kerneltest"
 )
 
 func TestConntrackMax(t *testing.T) {

@@ -3,7 +3,7 @@ package kernel
 import (
 	"testing"
 
-	"kproxy.dev/kproxy/kernel/nlmsg"
+	"kproxy.dev/kproxy/kernel/netlink"
 )
 
 // FuzzEntry: whatever entry is taken is printed in a form that is taken, and
@@ -34,7 +34,7 @@ func FuzzEntry(f *testing.F) {
 }
 
 func attributesOf(b []byte) (out [][]byte) {
-	for _, v := range nlmsg.Attributes(b) {
+	for _, v := range netlink.Attributes(b) {
 		out = append(out, v)
 	}
 	return out

@@ -11,7 +11,7 @@ import (
 	"github.com/vishvananda/netlink/nl"
 	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
-	"kproxy.dev/kproxy/kernel/nlmsg"
+	"kproxy.dev/kproxy/kernel/netlink"
 )
 
 // IPSets is the [SetStore] over netlink. Its socket belongs to the network
@@ -59,15 +59,15 @@ func (s *IPSets) Create(set Set) error {
 	if set.Type == BitmapPort {
 		family = unix.AF_UNSPEC
 	}
-	b := nlmsg.AppendText(nil, nl.IPSET_ATTR_TYPENAME, string(set.Type))
-	b = nlmsg.Append(b, nl.IPSET_ATTR_REVISION, revision)
-	b = nlmsg.Append(b, nl.IPSET_ATTR_FAMILY, family)
-	b = nlmsg.AppendNested(b, nl.IPSET_ATTR_DATA, func(b []byte) []byte {
+	b := netlink.AppendText(nil, nl.IPSET_ATTR_TYPENAME, string(set.Type))
+	b = netlink.Append(b, nl.IPSET_ATTR_REVISION, revision)
+	b = netlink.Append(b, nl.IPSET_ATTR_FAMILY, family)
+	b = netlink.AppendNested(b, nl.IPSET_ATTR_DATA, func(b []byte) []byte {
 		if set.Type != BitmapPort {
 			b = appendUint32(b, nl.IPSET_ATTR_MAXELEM, maxElements)
 		} else {
-			b = nlmsg.AppendUint16(b, nl.IPSET_ATTR_PORT_FROM|nlmsg.NetByteOrder, 0)
-			b = nlmsg.AppendUint16(b, nl.IPSET_ATTR_PORT_TO|nlmsg.NetByteOrder, 0xffff)
+			b = netlink.AppendUint16(b, nl.IPSET_ATTR_PORT_FROM|netlink.NetByteOrder, 0)
+			b = netlink.AppendUint16(b, nl.IPSET_ATTR_PORT_TO|netlink.NetByteOrder, 0xffff)
 		}
 		if set.Timeout > 0 {
 			b = appendUint32(b, nl.IPSET_ATTR_TIMEOUT, set.Timeout)
@@ -105,7 +105,7 @@ func (s *IPSets) change(cmd int, set Set, timeout uint32, entries []string) erro
 	for len(entries) > 0 {
 		n := 0
 		var err error
-		b := nlmsg.AppendNested(appendUint32(nil, nl.IPSET_ATTR_LINENO, 0), nl.IPSET_ATTR_ADT, func(b []byte) []byte {
+		b := netlink.AppendNested(appendUint32(nil, nl.IPSET_ATTR_LINENO, 0), nl.IPSET_ATTR_ADT, func(b []byte) []byte {
 			for ; n < len(entries) && len(b) < batchBytes && err == nil; n++ {
 				var e AnyEntry
 				if e, err = ParseEntry(set.Type, entries[n]); err == nil {
@@ -213,9 +213,9 @@ func (s *IPSets) exchange(cmd int, name string, attrs []byte) ([][]byte, error) 
 	}
 	req := nl.NewNetlinkRequest(cmd|unix.NFNL_SUBSYS_IPSET<<8, flags)
 	req.AddData(&nl.Nfgenmsg{NfgenFamily: unix.AF_INET, Version: nl.NFNETLINK_V0})
-	b := nlmsg.Append(nil, nl.IPSET_ATTR_PROTOCOL, nl.IPSET_PROTOCOL)
+	b := netlink.Append(nil, nl.IPSET_ATTR_PROTOCOL, nl.IPSET_PROTOCOL)
 	if name != "" {
-		b = nlmsg.AppendText(b, nl.IPSET_ATTR_SETNAME, name)
+		b = netlink.AppendText(b, nl.IPSET_ATTR_SETNAME, name)
 	}
 	req.AddRawData(append(b, attrs...))
 	s.mu.Lock()

@@ -8,7 +8,7 @@ import (
 	"strings"
 
 	"github.com/vishvananda/netlink/nl"
-	"kproxy.dev/kproxy/kernel/nlmsg"
+	"kproxy.dev/kproxy/kernel/netlink"
 	"kproxy.dev/kproxy/service"
 )
 
@@ -147,16 +147,16 @@ func (e *AnyEntry) Text(typ SetType) string {
 
 // appendEntry appends e, of a set of kproxy's own, as one IPSET_ATTR_DATA attribute.
 func appendEntry(b []byte, e *AnyEntry, timeout uint32) []byte {
-	return nlmsg.AppendNested(b, nl.IPSET_ATTR_DATA, func(b []byte) []byte {
+	return netlink.AppendNested(b, nl.IPSET_ATTR_DATA, func(b []byte) []byte {
 		if timeout > 0 {
 			b = appendUint32(b, nl.IPSET_ATTR_TIMEOUT, timeout)
 		}
 		b = appendNetwork(b, e.Net, nl.IPSET_ATTR_IP, nl.IPSET_ATTR_CIDR)
 		if e.Protocol > 0 {
-			b = nlmsg.Append(b, nl.IPSET_ATTR_PROTO, e.Protocol)
+			b = netlink.Append(b, nl.IPSET_ATTR_PROTO, e.Protocol)
 		}
 		if e.Protocol > 0 || !e.Net.IsValid() {
-			b = nlmsg.AppendUint16(b, nl.IPSET_ATTR_PORT|nlmsg.NetByteOrder, e.Port)
+			b = netlink.AppendUint16(b, nl.IPSET_ATTR_PORT|netlink.NetByteOrder, e.Port)
 		}
 		return appendNetwork(b, e.Net2, nl.IPSET_ATTR_IP2, nl.IPSET_ATTR_CIDR2)
 	})
@@ -170,15 +170,15 @@ func appendNetwork(b []byte, p netip.Prefix, address, length uint16) []byte {
 	if p.Addr().Is6() {
 		inner = nl.IPSET_ATTR_IPADDR_IPV6
 	}
-	b = nlmsg.AppendNested(b, address, func(b []byte) []byte { return nlmsg.AppendAddr(b, inner|nlmsg.NetByteOrder, p.Addr()) })
+	b = netlink.AppendNested(b, address, func(b []byte) []byte { return netlink.AppendAddr(b, inner|netlink.NetByteOrder, p.Addr()) })
 	if !p.IsSingleIP() {
-		b = nlmsg.Append(b, length, byte(p.Bits()))
+		b = netlink.Append(b, length, byte(p.Bits()))
 	}
 	return b
 }
 
 func appendUint32(b []byte, typ uint16, v uint32) []byte {
-	return nlmsg.AppendUint32(b, typ|nlmsg.NetByteOrder, v)
+	return netlink.AppendUint32(b, typ|netlink.NetByteOrder, v)
 }
 
 // Flags of an entry (enum ipset_cadt_flags).
@@ -198,7 +198,7 @@ var entrySize = map[uint16]int{
 func decodeEntry(data []byte, netmask int) (e AnyEntry) {
 	var address, address2 netip.Addr
 	bits, bits2 := netmask, -1
-	for typ, v := range nlmsg.Attributes(data) {
+	for typ, v := range netlink.Attributes(data) {
 		if len(v) < entrySize[typ] {
 			continue
 		}
@@ -222,9 +222,9 @@ func decodeEntry(data []byte, netmask int) (e AnyEntry) {
 		case nl.IPSET_ATTR_MARK:
 			e.Mark = binary.BigEndian.Uint32(v)
 		case nl.IPSET_ATTR_IFACE:
-			e.Interface = nlmsg.Text(v)
+			e.Interface = netlink.Text(v)
 		case nl.IPSET_ATTR_NAME:
-			e.Member = nlmsg.Text(v)
+			e.Member = netlink.Text(v)
 		case nl.IPSET_ATTR_ETHER:
 			e.MAC = true
 		case nl.IPSET_ATTR_CADT_FLAGS:
@@ -244,7 +244,7 @@ func networkOf(a netip.Addr, bits int) netip.Prefix {
 }
 
 func decodeAddr(nested []byte) netip.Addr {
-	for _, value := range nlmsg.Attributes(nested) {
+	for _, value := range netlink.Attributes(nested) {
 		if a, ok := netip.AddrFromSlice(value); ok {
 			return a
 		}

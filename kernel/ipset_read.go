@@ -6,7 +6,7 @@ import (
 
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
-	"kproxy.dev/kproxy/kernel/nlmsg"
+	"kproxy.dev/kproxy/kernel/netlink"
 	"kproxy.dev/kproxy/service"
 )
 
@@ -56,12 +56,12 @@ func (s *AnySet) decode(msg []byte) error {
 	if len(msg) < nl.SizeofNfgenmsg {
 		return fmt.Errorf("decode set: message of %d bytes", len(msg))
 	}
-	for typ, value := range nlmsg.Attributes(msg[nl.SizeofNfgenmsg:]) {
+	for typ, value := range netlink.Attributes(msg[nl.SizeofNfgenmsg:]) {
 		switch typ {
 		case nl.IPSET_ATTR_SETNAME:
-			s.Name = nlmsg.Text(value)
+			s.Name = netlink.Text(value)
 		case nl.IPSET_ATTR_TYPENAME:
-			s.Type = nlmsg.Text(value)
+			s.Type = netlink.Text(value)
 		case nl.IPSET_ATTR_FAMILY:
 			if len(value) > 0 && value[0] == unix.AF_INET6 {
 				s.Family = service.IPv6
@@ -69,7 +69,7 @@ func (s *AnySet) decode(msg []byte) error {
 		case nl.IPSET_ATTR_DATA:
 			s.decodeHeader(value)
 		case nl.IPSET_ATTR_ADT:
-			for _, entry := range nlmsg.Attributes(value) {
+			for _, entry := range netlink.Attributes(value) {
 				s.Entries = append(s.Entries, decodeEntry(entry, s.netmask))
 			}
 		}
@@ -88,7 +88,7 @@ var headerSize = map[uint16]int{
 }
 
 func (s *AnySet) decodeHeader(data []byte) {
-	for typ, v := range nlmsg.Attributes(data) {
+	for typ, v := range netlink.Attributes(data) {
 		if len(v) < headerSize[typ] {
 			continue
 		}

@@ -28,12 +28,17 @@ const (
 	legacyRulesAt  = 40 // in struct ipt_get_entries
 )
 
+// LegacyTables returns the tables of the legacy variant that the kernel has; none where it can't be asked.
+func LegacyTables(f service.Family) []string {
+	names, _ := os.ReadFile("/proc/thread-self/net/" + [2]string{service.IPv4: "ip", service.IPv6: "ip6"}[f] + "_tables_names")
+	return strings.Fields(string(names))
+}
+
 // ReadLegacyFilter reads that of the calling thread's network namespace, without a program; nil where there
 // is none, as the question would make it. It needs CAP_NET_ADMIN. The error is [unix.EAGAIN] where the table has
 // changed meanwhile.
 func ReadLegacyFilter(f service.Family) (*LegacyFilter, error) {
-	names, err := os.ReadFile("/proc/thread-self/net/" + [2]string{service.IPv4: "ip", service.IPv6: "ip6"}[f] + "_tables_names")
-	if err != nil || !slices.Contains(strings.Fields(string(names)), "filter") {
+	if !slices.Contains(LegacyTables(f), "filter") {
 		return nil, nil
 	}
 	fd, err := unix.Socket(int(f.Number()), unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)

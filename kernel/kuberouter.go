@@ -6,7 +6,7 @@ import (
 	"fmt"
 
 	"golang.org/x/sys/unix"
-	"kproxy.dev/kproxy/kernel/nlmsg"
+	"kproxy.dev/kproxy/kernel/netlink"
 	"kproxy.dev/kproxy/service"
 )
 
@@ -18,15 +18,15 @@ const policyChain = "KUBE-ROUTER-OUTPUT"
 // thread sends to pods, by either variant of iptables. They go by the source that a packet has in OUTPUT, where
 // one that is rewritten later has no address that they know.
 func SentIsFiltered() (found bool, err error) {
-	s, err := nlmsg.Open(unix.NETLINK_NETFILTER, 1<<12)
+	s, err := netlink.Open(unix.NETLINK_NETFILTER, 1<<12)
 	if err != nil {
 		return false, err
 	}
 	defer s.Close()
 	var errs []error
 	err = s.Do(len(service.Families), func(b []byte, i int) []byte {
-		b = nlmsg.AppendNetfilter(nlmsg.AppendRequest(b, unix.NFNL_SUBSYS_NFTABLES<<8|unix.NFT_MSG_GETCHAIN, 0), service.Families[i].Number())
-		return nlmsg.AppendText(nlmsg.AppendText(b, unix.NFTA_CHAIN_TABLE, "filter"), unix.NFTA_CHAIN_NAME, policyChain)
+		b = netlink.AppendNetfilter(netlink.AppendRequest(b, unix.NFNL_SUBSYS_NFTABLES<<8|unix.NFT_MSG_GETCHAIN, 0), service.Families[i].Number())
+		return netlink.AppendText(netlink.AppendText(b, unix.NFTA_CHAIN_TABLE, "filter"), unix.NFTA_CHAIN_NAME, policyChain)
 	}, func(_ int, body []byte, err error) {
 		found = found || err == nil && body != nil
 		if err != nil && !errors.Is(err, unix.ENOENT) && !errors.Is(err, unix.EINVAL) && !errors.Is(err, unix.EOPNOTSUPP) { // a kernel without nf_tables

@@ -6,7 +6,7 @@ import (
 	"testing"
 
 	"kproxy.dev/kproxy/kernel"
-	"kproxy.dev/kproxy/kernel/kerneltest"
+	"kproxy.dev/kproxy/test/kerneltest"
 )
 
 // TestSentIsFiltered: kube-router's chain is found in both variants of iptables.

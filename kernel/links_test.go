@@ -8,7 +8,7 @@ import (
 	"testing"
 
 	"kproxy.dev/kproxy/kernel"
-	"kproxy.dev/kproxy/kernel/kerneltest"
+	"kproxy.dev/kproxy/test/kerneltest"
 )
 
 // TestLinks: networks whose hosts reach each other directly, and only those; behind

@@ -9,8 +9,8 @@ import (
 	"time"
 
 	"kproxy.dev/kproxy/kernel"
-	"kproxy.dev/kproxy/kernel/kerneltest"
 	"kproxy.dev/kproxy/service"
+	"kproxy.dev/kproxy/test/kerneltest"
 )
 
 // TestRawPackets looks at what another host gets: a wrong checksum would keep it from there.

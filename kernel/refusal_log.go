@@ -12,7 +12,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"kproxy.dev/kproxy/kernel/nlmsg"
+	"kproxy.dev/kproxy/kernel/netlink"
 	"kproxy.dev/kproxy/service"
 )
 
@@ -98,17 +98,17 @@ const headers = 64
 // OpenRefusalLog begins to read. One socket may read a group: while another does, the error is
 // [unix.EPERM] or [unix.EBUSY].
 func OpenRefusalLog() (*RefusalLog, error) {
-	socket, err := nlmsg.Open(unix.NETLINK_NETFILTER, 4<<10)
+	socket, err := netlink.Open(unix.NETLINK_NETFILTER, 4<<10)
 	if err != nil {
 		return nil, fmt.Errorf("open log of refusals: %w", err)
 	}
 	settings := [][]byte{
-		nlmsg.Append(nil, logCommand, bindCommand),
-		nlmsg.Append(nil, logMode, append(binary.BigEndian.AppendUint32(nil, headers), copyPacket, 0)...), // struct nfulnl_msg_config_mode
+		netlink.Append(nil, logCommand, bindCommand),
+		netlink.Append(nil, logMode, append(binary.BigEndian.AppendUint32(nil, headers), copyPacket, 0)...), // struct nfulnl_msg_config_mode
 	}
 	var refused error
 	err = socket.Do(len(settings), func(b []byte, i int) []byte {
-		b = nlmsg.AppendRequest(b, logConfig, unix.NLM_F_ACK)
+		b = netlink.AppendRequest(b, logConfig, unix.NLM_F_ACK)
 		b = append(b, unix.AF_UNSPEC, unix.NFNETLINK_V0, RefusalGroup>>8, RefusalGroup&0xff)
 		return append(b, settings[i]...)
 	}, func(_ int, _ []byte, err error) { refused = errors.Join(refused, err) })
@@ -148,7 +148,7 @@ func (l *RefusalLog) Run(ctx context.Context, f func(Refusal)) error {
 		case err != nil:
 			return fmt.Errorf("read log of refusals: %w", err)
 		}
-		for m := range nlmsg.Messages(buf[:n]) {
+		for m := range netlink.Messages(buf[:n]) {
 			if r, ok := refusalOf(&m); ok {
 				f(r)
 			}
@@ -158,17 +158,17 @@ func (l *RefusalLog) Run(ctx context.Context, f func(Refusal)) error {
 
 // refusalOf reads a message; false for others, and where the packet's headers aren't whole or are
 // of a protocol without ports.
-func refusalOf(m *nlmsg.Message) (out Refusal, ok bool) {
-	if m.Type != logPacket || len(m.Body) < nlmsg.SizeofNetfilter {
+func refusalOf(m *netlink.Message) (out Refusal, ok bool) {
+	if m.Type != logPacket || len(m.Body) < netlink.SizeofNetfilter {
 		return out, false
 	}
 	var packet []byte
-	for typ, v := range nlmsg.Attributes(m.Body[nlmsg.SizeofNetfilter:]) {
+	for typ, v := range netlink.Attributes(m.Body[netlink.SizeofNetfilter:]) {
 		switch typ {
 		case logPayload:
 			packet = v
 		case logPrefix:
-			out.Reason = nlmsg.Text(v)
+			out.Reason = netlink.Text(v)
 		}
 	}
 	at, size, from, protocol := 0, 4, 12, 9 // of IPv4 (RFC 791): where the next header begins, an address's bytes, where the first is, the protocol

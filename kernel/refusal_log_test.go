@@ -5,7 +5,7 @@ import (
 	"net/netip"
 	"testing"
 
-	"kproxy.dev/kproxy/kernel/nlmsg"
+	"kproxy.dev/kproxy/kernel/netlink"
 	"kproxy.dev/kproxy/service"
 )
 
@@ -27,7 +27,7 @@ func refusedPacket(client, address string, protocol service.Protocol, options in
 
 // refusalMessage is the body of a message of nfnetlink_log.
 func refusalMessage(packet []byte) []byte {
-	return nlmsg.Append(nlmsg.AppendText(nlmsg.AppendNetfilter(nil, 0), logPrefix, ReasonNoEndpoint), logPayload, packet...)
+	return netlink.Append(netlink.AppendText(netlink.AppendNetfilter(nil, 0), logPrefix, ReasonNoEndpoint), logPayload, packet...)
 }
 
 func TestRefusalOf(t *testing.T) {
@@ -50,13 +50,13 @@ func TestRefusalOf(t *testing.T) {
 		{"IPv6, cut short within the ports", logPacket, refusalMessage(udp6[:len(udp6)-1]), nil},
 		{"a protocol without ports", logPacket, refusalMessage(icmp), nil},
 		{"neither IPv4 nor IPv6", logPacket, refusalMessage(make([]byte, 64)), nil},
-		{"no packet", logPacket, nlmsg.AppendNetfilter(nil, 0), nil},
+		{"no packet", logPacket, netlink.AppendNetfilter(nil, 0), nil},
 		{"no header of netfilter's", logPacket, nil, nil},
 		{"another message", logConfig, refusalMessage(tcp4), nil},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
-			got, ok := refusalOf(&nlmsg.Message{Type: tt.kind, Body: tt.body})
+			got, ok := refusalOf(&netlink.Message{Type: tt.kind, Body: tt.body})
 			if ok != (tt.want != nil) || ok && got != *tt.want {
 				t.Errorf("got %+v, %t; want %+v", got, ok, tt.want)
 			}
@@ -69,7 +69,7 @@ func FuzzRefusalOf(f *testing.F) {
 	f.Add(refusalMessage(refusedPacket("10.1.0.2", "10.96.0.10", service.TCP, 40)))
 	f.Add(refusalMessage(refusedPacket("fd01::2", "fd00:96::10", service.UDP, 0)))
 	f.Fuzz(func(t *testing.T, body []byte) {
-		r, ok := refusalOf(&nlmsg.Message{Type: logPacket, Body: body})
+		r, ok := refusalOf(&netlink.Message{Type: logPacket, Body: body})
 		if ok && (!r.Client.IsValid() || r.Client.Addr().BitLen() != r.Address.Addr().BitLen()) {
 			t.Errorf("%x is read as %+v", body, r)
 		}

@@ -139,6 +139,9 @@ func CompareChains(a, b Chain) int {
 	return strings.Compare(a.Name, b.Name)
 }
 
+// CompareSets orders sets by name.
+func CompareSets(a, b Set) int { return strings.Compare(a.Name, b.Name) }
+
 // HasJump reports whether one of jumps is j.
 func HasJump(jumps []Jump, j Jump) bool {
 	return slices.ContainsFunc(jumps, func(o Jump) bool {

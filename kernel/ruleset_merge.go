@@ -15,7 +15,7 @@ import (
 // only in one of them is shared with the result, not copied.
 func Merge(a, b Ruleset) Ruleset {
 	out := Ruleset{
-		Sets:      MergeSorted(a.Sets, b.Sets, func(x, y Set) int { return strings.Compare(x.Name, y.Name) }, mergeSet),
+		Sets:      MergeSorted(a.Sets, b.Sets, CompareSets, mergeSet),
 		Virtuals:  MergeSorted(a.Virtuals, b.Virtuals, CompareVirtuals, mergeVirtual),
 		Addresses: MergeSorted(a.Addresses, b.Addresses, netip.Addr.Compare, First[netip.Addr]),
 	}

@@ -9,7 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"kproxy.dev/kproxy/kernel"
-	"kproxy.dev/kproxy/kernel/kerneltest"
+	"kproxy.dev/kproxy/test/kerneltest"
 )
 
 // TestReadOnlySysctls: in a container, where /proc/sys is read-only, what is

@@ -81,12 +81,13 @@ func exchange(c net.Conn, network, payload string) (Answer, error) {
 // readAnswer reads one line or datagram. It reads no further than the line:
 // the other end speaks only when it is asked.
 func readAnswer(c net.Conn, network string) (string, error) {
-	buf := make([]byte, 1<<16)
 	if network == "udp" {
+		buf := make([]byte, 1<<16)
 		n, err := c.Read(buf)
 		return string(buf[:n]), err
 	}
 	var line []byte
+	buf := make([]byte, 1<<10)
 	for {
 		n, err := c.Read(buf)
 		line = append(line, buf[:n]...)

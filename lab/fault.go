@@ -4,7 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
 	"os"
+	"strconv"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -72,7 +74,7 @@ func (s *server) apply(ctx context.Context, f Fault) error {
 	s.closeListeners()
 	switch sockets(f) {
 	case Refuse:
-		return nil
+		return s.whenFree(ctx, s.takeNone)
 	case Hang:
 		return s.whenFree(ctx, s.hang)
 	}
@@ -114,7 +116,12 @@ func (s *server) hang(ctx context.Context) error {
 	for _, port := range []uint16{LinePort, HTTPPort} {
 		var fd int
 		err := s.backend.Namespace.Do(func() (err error) {
-			fd, err = listenWithoutBacklog(port, len(s.backend.Addresses) > 1)
+			if fd, err = bind(port, len(s.backend.Addresses) > 1); err != nil {
+				return err
+			}
+			if err = unix.Listen(fd, 0); err != nil {
+				unix.Close(fd)
+			}
 			return err
 		})
 		if err != nil {
@@ -134,7 +141,33 @@ func (s *server) hang(ctx context.Context) error {
 	return s.listenUDP(ctx, fmt.Sprintf(":%d", LinePort))
 }
 
-func listenWithoutBacklog(port uint16, ipv6 bool) (int, error) {
+// takeNone shows that nothing listens for TCP any more: what did would take connections, and reset them when it ends.
+func (s *server) takeNone(context.Context) error {
+	for _, at := range s.backend.listens {
+		if at.network != "tcp" {
+			continue
+		}
+		_, text, _ := net.SplitHostPort(at.address)
+		port, err := strconv.ParseUint(text, 10, 16)
+		if err != nil {
+			return err
+		}
+		err = s.backend.Namespace.Do(func() error {
+			fd, err := bind(uint16(port), len(s.backend.Addresses) > 1)
+			if err == nil {
+				unix.Close(fd)
+			}
+			return err
+		})
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// bind returns a socket that is bound to a port, in IPv4 or both families; EADDRINUSE while another one listens.
+func bind(port uint16, ipv6 bool) (int, error) {
 	family, address := unix.AF_INET, unix.Sockaddr(&unix.SockaddrInet4{Port: int(port)})
 	if ipv6 { // with V6ONLY off it serves both families
 		family, address = unix.AF_INET6, &unix.SockaddrInet6{Port: int(port)}
@@ -150,12 +183,9 @@ func listenWithoutBacklog(port uint16, ipv6 bool) (int, error) {
 	if err == nil {
 		err = unix.Bind(fd, address)
 	}
-	if err == nil {
-		err = unix.Listen(fd, 0)
-	}
 	if err != nil {
 		unix.Close(fd)
-		return -1, fmt.Errorf("listen on port %d: %w", port, err)
+		return -1, fmt.Errorf("bind to port %d: %w", port, err)
 	}
 	return fd, nil
 }

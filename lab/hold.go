@@ -12,8 +12,7 @@ import (
 // HoldConfig describes a connection that is held open and used now and then.
 type HoldConfig struct {
 	From    *Namespace
-	Local   netip.Addr // the kernel's choice if zero
-	Network string     // "tcp" or "udp"
+	Network string // "tcp" or "udp"
 	Target  netip.AddrPort
 	Every   time.Duration // between two exchanges; 0 means 50ms
 	Timeout time.Duration // of connect and of each exchange; 0 means 2s
@@ -47,7 +46,7 @@ func Hold(ctx context.Context, c HoldConfig) (*Held, error) {
 	dial, cancel := context.WithTimeout(ctx, c.Timeout)
 	defer cancel()
 	var err error
-	if h.conn, err = c.From.DialFrom(dial, localAddr(netip.AddrPortFrom(c.Local, 0), c.Network, c.Target.Addr()), c.Network, c.Target.String()); err != nil {
+	if h.conn, err = c.From.Dial(dial, c.Network, c.Target.String()); err != nil {
 		return nil, fmt.Errorf("hold connection: %w", err)
 	}
 	if h.first, err = h.exchange(); err != nil {

@@ -64,7 +64,22 @@ func (n *Namespace) enter() error {
 	return nil
 }
 
-// onThrowawayThread runs f on a thread that the runtime destroys after. The
+// leave moves the calling thread, which entered a namespace, back into the process's and lets other goroutines have it. A thread
+// that can't go back stays locked, so that the runtime destroys it.
+func leave() error {
+	fd, err := unix.Open("/proc/self/ns/net", unix.O_RDONLY|unix.O_CLOEXEC, 0) // the main thread's, which never enters another one
+	if err != nil {
+		return fmt.Errorf("open the process's network namespace: %w", err)
+	}
+	defer unix.Close(fd)
+	if err := unix.Setns(fd, unix.CLONE_NEWNET); err != nil {
+		return fmt.Errorf("enter the process's network namespace: %w", err)
+	}
+	runtime.UnlockOSThread()
+	return nil
+}
+
+// onThrowawayThread runs f on a thread that the runtime destroys after, unless f leaves. The
 // process's main thread is never used: the runtime can't destroy it, and
 // /proc/self/ns/net would show the foreign namespace from then on.
 func onThrowawayThread(f func() error) error {
@@ -110,8 +125,19 @@ func (n *Namespace) Dial(ctx context.Context, network, address string) (net.Conn
 func (n *Namespace) DialFrom(ctx context.Context, local net.Addr, network, address string) (c net.Conn, err error) {
 	d := net.Dialer{LocalAddr: local, KeepAlive: -1 * time.Second}
 	d.SetMultipathTCP(false)
-	if local == nil {
-		d.Control = ownPort
+	inside := true
+	d.Control = func(network, _ string, s syscall.RawConn) error {
+		// The socket belongs to the namespace by now. Its thread doesn't wait for an answer: a thousand that wait would be as many threads.
+		if !inside {
+			return errors.New("the first socket couldn't be used, and another one would be in the process's namespace")
+		}
+		inside = false
+		if local == nil {
+			if err := ownPort(network, s); err != nil {
+				return err
+			}
+		}
+		return leave()
 	}
 	err = n.Do(func() error {
 		if network == "sctp" {
@@ -145,21 +171,28 @@ var clientPort = func() *atomic.Uint32 {
 // net/netfilter/ipvs/ip_vs_conn.c). And a port that a connection had before there was a
 // service leads where that led, for as long as conntrack remembers it, and so does one that
 // a datagram was sent from.
-func ownPort(network, _ string, c syscall.RawConn) error {
+func ownPort(network string, c syscall.RawConn) error {
 	var err error
 	controlErr := c.Control(func(fd uintptr) {
-		for range clientPorts {
-			port := firstClientPort + int(clientPort.Add(1)%clientPorts)
+		err = eachOwnPort(func(port int) error {
 			var a unix.Sockaddr = &unix.SockaddrInet4{Port: port}
 			if strings.HasSuffix(network, "6") {
 				a = &unix.SockaddrInet6{Port: port}
 			}
-			if err = unix.Bind(int(fd), a); !errors.Is(err, unix.EADDRINUSE) {
-				return
-			}
-		}
+			return unix.Bind(int(fd), a)
+		})
 	})
 	return errors.Join(controlErr, err)
+}
+
+// eachOwnPort has bind try one such port after the other until it finds one that is free.
+func eachOwnPort(bind func(port int) error) (err error) {
+	for range clientPorts {
+		if err = bind(firstClientPort + int(clientPort.Add(1)%clientPorts)); !errors.Is(err, unix.EADDRINUSE) {
+			return err
+		}
+	}
+	return err
 }
 
 // Listen listens for TCP, or SCTP (network "sctp"), in the namespace.

@@ -83,7 +83,10 @@ func dialSCTP(ctx context.Context, address string) (net.Conn, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := unix.Bind(int(f.Fd()), socketAddress(netip.AddrPortFrom(from, 0))); err != nil {
+	bind := func(port int) error {
+		return unix.Bind(int(f.Fd()), socketAddress(netip.AddrPortFrom(from, uint16(port))))
+	}
+	if err := eachOwnPort(bind); err != nil {
 		return nil, fmt.Errorf("bind to %s by SCTP: %w", from, err)
 	}
 	switch err := unix.Connect(int(f.Fd()), socketAddress(to)); {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"net/netip"
+	"os"
 	"testing"
 	"time"
 
@@ -52,6 +53,37 @@ func TestTrafficStopsWithoutFailures(t *testing.T) {
 	got := traffic.Wait()
 	if len(got) == 0 || len(got) == 1000 || len(got.Failed()) > 0 {
 		t.Errorf("got %s; want some, not all, and none failed", got)
+	}
+}
+
+// Where nothing answers, exchanges that wait take no thread each: thousands of threads keep a machine from answering anything.
+func TestTrafficHoldsNoThreads(t *testing.T) {
+	n := build(t, dualStack("kplab-thrd", 1))
+	b := n.Backends[0]
+	if err := b.Fail(t.Context(), Hang); err != nil {
+		t.Fatal(err)
+	}
+	threads := func() int {
+		t.Helper()
+		entries, err := os.ReadDir("/proc/self/task")
+		if err != nil {
+			t.Fatal(err)
+		}
+		return len(entries)
+	}
+	before := threads()
+	traffic, err := StartTraffic(t.Context(), TrafficConfig{
+		From: n.Client, Network: "tcp", Target: b.Address(false, LinePort), Rate: 1000, Count: 200, Concurrency: 200, Timeout: time.Second,
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	time.Sleep(500 * time.Millisecond)
+	if now := threads(); now > before+100 {
+		t.Errorf("%d threads, %d before: those that connect hold them", now, before)
+	}
+	if got := traffic.Wait(); len(got.Failed()) != 200 {
+		t.Errorf("got %s, want 200 that fail", got)
 	}
 }
 

@@ -3,6 +3,7 @@ package plan
 import (
 	"net/netip"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -142,8 +143,26 @@ type ServiceStatus struct {
 }
 
 // Title names the service port as commands take it: namespace/name[:port].
-func (s *ServiceStatus) Title() string {
-	return service.Key{Namespace: s.Namespace, Name: s.Name, Port: s.Port}.String()
+func (s *ServiceStatus) Title() string { return s.Key().String() }
+
+// Key returns that of the service port.
+func (s *ServiceStatus) Key() service.Key {
+	protocol, _ := service.ParseProtocol(s.Protocol) // which it was made of
+	return service.Key{Namespace: s.Namespace, Name: s.Name, Port: s.Port, Protocol: protocol}
+}
+
+// HasPort reports whether port is its name or number.
+func (s *ServiceStatus) HasPort(port string) bool {
+	number := func(a netip.AddrPort) bool { return strconv.Itoa(int(a.Port())) == port }
+	return port == s.Port || slices.ContainsFunc(s.Addresses, number)
+}
+
+// PortName returns its port's name, or else number, and nothing where it has neither.
+func (s *ServiceStatus) PortName() string {
+	if s.Port == "" && len(s.Addresses) > 0 {
+		return strconv.Itoa(int(s.Addresses[0].Port()))
+	}
+	return s.Port
 }
 
 // UsableEndpoints counts those that get new connections.
@@ -171,6 +190,13 @@ type Connections struct {
 	Retried  uint64 `json:"retried"`
 	BytesIn  uint64 `json:"bytesIn"`
 	BytesOut uint64 `json:"bytesOut"`
+}
+
+// ServiceRows are a plan's service ports for those who look at one after the other, and at most at what has changed.
+type ServiceRows struct {
+	Services    []*Service                 // in the order of their keys; one that has moved is another value
+	Connections func(i int) Connections    // of one of Services: costs a fraction of a row, and is part of it
+	Row         func(i int) *ServiceStatus // its status, good until the next; without what active checks have left to say
 }
 
 // Attempts are the connections and sessions that clients began, taken or not.

@@ -38,13 +38,17 @@ tests() {
 	go test -json -vet=off -timeout=15m "$@" | labelled || printf '{"Action":"fail","Package":"go test (%s)"}\n' "$name"
 }
 
+# compile ARGUMENTS... compiles packages and their tests, ahead of what needs them: the toolchain spends a fifth of its time on
+# collecting garbage, and those it starts inherit what they are told of that.
+compile() { GOGC=off GOMEMLIMIT=1GiB go list -export -deps -test "$@" >/dev/null || true; } # who needs it says what is wrong
+
 # labelled adds $label to the names of packages, for a run that isn't their first.
 labelled() { sed "s|\"Package\":\"[^\"]*|&${label:-}|"; }
 
 # in_vm runs on another kernel, Debian's, what needs IPVS and what shall pass on both.
 in_vm() {
 	if [[ $(uname -m) == x86_64 ]]; then
-		tests vm-itself -count=1 ./test/vm
+		tests vm-itself -count=1 -parallel=$((3 * $(nproc))) ./test/vm # they mostly wait
 		test/vm/tests.sh || printf '{"Action":"fail","Package":"test/vm/tests.sh"}\n'
 	else
 		printf '{"Action":"%s","Package":"vm","Test":"all","Output":"the VM needs an x86-64 machine\\n"}\n' output skip
@@ -84,6 +88,7 @@ with_kubernetes() (
 	if ((EUID == 0)); then
 		check controlplane ./setup.sh # waits for the one that was started first
 	fi
+	compile ./...
 	tests kubernetes -count=1 ./...
 )
 
@@ -135,7 +140,7 @@ bench_works() {
 }
 
 # lint runs staticcheck.
-lint() { linter && "$linter/staticcheck" "$@"; }
+lint() { linter && GOGC=off GOMEMLIMIT=3GiB "$linter/staticcheck" "$@"; }
 
 # linter builds staticcheck, once: go run asks the module proxy each time, which a stage that runs beside others may do in vain.
 linter() { (flock 9; [[ -x $linter/staticcheck ]] || GOBIN=$linter twice go install "$staticcheck") 9>"$root/bin/lint.lock"; }
@@ -194,7 +199,7 @@ together() {
 }
 
 # slow matches the packages whose tests take longest.
-slow='/(kernel/iptables|kernel/ipvs|kernel/nftables|userspace|cmd/kproxy|plan|test/deploy|trace/netfilter)$'
+slow='/(conntrack|kernel/iptables|kernel/ipvs|kernel/nftables|userspace|cmd/kproxy|plan|test/deploy|trace|trace/netfilter)$'
 
 # concurrent finds the packages that start goroutines, in their code or in their tests: in the others the race detector takes several
 # times as long, and has nothing to find. Of kernel/nftables two tests do so. Those that import Kubernetes' API are raced for a release
@@ -208,6 +213,7 @@ raced_nftables='^Test(HeartbeatWhileElementsAreRead|PacketsBetweenTransactions)$
 # unit runs the packages that take longest first, so that none of them ends alone, and one
 # package more at a time than there are processors, as some wait.
 unit() {
+	CGO_ENABLED=1 compile -race $raced
 	CGO_ENABLED=1 tests unit -race -p=$(($(nproc) + 1)) $(grep -E "$slow" <<<"$raced") $(grep -vE "$slow" <<<"$raced")
 	label=" (race)" CGO_ENABLED=1 tests unit-nftables -race -run="$raced_nftables" ./kernel/nftables
 }
@@ -221,6 +227,7 @@ unit_sequential() {
 
 code() {
 	check gofmt formatted
+	compile ./...
 	check vet go vet ./...
 	check goldens goldens_clean
 	check dashboard dashboard
@@ -300,18 +307,19 @@ own=() users=() modules=() pages=
 
 # long matches tests that take ten seconds and more, or wait for several, and whose packages have shorter ones beside them.
 long='^Test(ConformanceOfKernel|WatchNoticesAndRepairHelps|WatchFollowsOwnChanges|UnservedAreRefused|RendererFollows'
-long+='|(Memory|UDPFlood|Greed)BesideAHundred|(End|Reset)BehindBackPressure|Restart|Bulk|DescriptorLimit|Soak.*|HandoverOfThousands)$'
+long+='|Bridges|BridgesThatShow|BridgedConnection|Ebtables|OtherWays|NextHopIsAnotherPod|UsedUpTTL|(Memory|UDPFlood|Greed)BesideAHundred|(End|Reset)BehindBackPressure|Restart|Bulk|DescriptorLimit|Soak.*|HandoverOfThousands)$'
 
 # quick checks what changed and what imports it. Tests that take long don't run, and of what only imports a change,
-# ten packages at most.
+# eight packages at most.
 quick() {
 	local tested=()
 	changed
 	echo "checks ${own[*]:-no package} ${modules[*]}, and ${#users[@]} packages that import it" >&2
 	check gofmt formatted
 	[[ -z $pages ]] || check dashboard dashboard
-	mapfile -t tested < <({ printf '%s\n' "${own[@]}"; printf '%s\n' "${users[@]}" | grep -vE "$slow" | head -n 10; } | grep -vE '^$|/test/(e2e|deploy|vm)$')
+	mapfile -t tested < <({ printf '%s\n' "${own[@]}"; printf '%s\n' "${users[@]}" | grep -vE "$slow" | head -n 8; } | grep -vE '^$|/test/(e2e|deploy|vm)$')
 	if ((${#own[@]})); then
+		compile "${own[@]}" "${tested[@]}"
 		check vet go vet "${own[@]}" "${users[@]}"
 		check staticcheck lint "${own[@]}" >bin/staticcheck.json &
 	fi
@@ -336,8 +344,7 @@ if ! test/last.sh >/dev/null; then
 	elsewhere+='|^TestTakeoverBetweenReleases$'
 	echo "TestTakeoverBetweenReleases doesn't run: this clone lacks the last release's commit (git fetch --unshallow --tags)" >&2
 fi
-echo "every check and test: an hour on two slow processors, and more where the control plane" \
-	"of Kubernetes is still to be built" >&2
+echo "every check and test: 35 minutes on two processors the first time" >&2
 # What takes minutes where it isn't kept from before is built in the time that tests wait;
 # each with all it starts is a process group, which ends with this script. It isn't a session of its own: the kernel shares
 # processors out among sessions first, whatever they run (sched_autogroup(7)).

@@ -11,8 +11,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
-	"kproxy.dev/kproxy/kernel/kerneltest"
 	"kproxy.dev/kproxy/service"
+	"kproxy.dev/kproxy/test/kerneltest"
 )
 
 // seen starts a process in a namespace of the network, by which others find that.

@@ -12,8 +12,8 @@ import (
 	"github.com/vishvananda/netlink"
 
 	"kproxy.dev/kproxy/kernel"
-	"kproxy.dev/kproxy/kernel/kerneltest"
 	"kproxy.dev/kproxy/service"
+	"kproxy.dev/kproxy/test/kerneltest"
 )
 
 // bridged puts the client, host 1, behind a port of a bridge, and the endpoint, host 2, behind one of another, or of the same. Nobody has

@@ -258,10 +258,10 @@ func (t *tracer) policyRemedy(s *netfilter.Step, p *netfilter.Packet) string {
 	if translated {
 		at = p.OrigDst
 	}
-	command := fmt.Sprintf("%s -t %s -A %s ", t.program(s), s.Table, s.Chain)
 	match := fmt.Sprintf("%s %s -p %s --%s %d", side, at.Addr(), t.req.Protocol, port, at.Port())
 	family := [2]string{service.IPv4: "ip", service.IPv6: "ip6"}[service.FamilyOf(at.Addr())]
-	switch native := s.Source == "nftables"; {
+	native := s.Source == "nftables"
+	switch {
 	case native && translated:
 		match = fmt.Sprintf("meta l4proto %s ct original %s daddr %s ct original proto-dst %d", t.req.Protocol, family, at.Addr(), at.Port())
 	case native:
@@ -271,10 +271,10 @@ func (t *tracer) policyRemedy(s *netfilter.Step, p *netfilter.Packet) string {
 	case p.Reply:
 		match += " -m conntrack --ctstate ESTABLISHED"
 	}
-	if s.Source == "nftables" {
+	if native {
 		return fmt.Sprintf("accept this, and no more: nft add rule %s %s %s accept", s.Table, s.Chain, match)
 	}
-	return "accept this, and no more: " + command + match + " -j ACCEPT"
+	return fmt.Sprintf("accept this, and no more: %s -t %s -A %s %s -j ACCEPT", t.program(s), s.Table, s.Chain, match)
 }
 
 // unserved is a connection to a service in userspace that nothing took.

@@ -10,8 +10,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
-	"kproxy.dev/kproxy/kernel/kerneltest"
 	"kproxy.dev/kproxy/service"
+	"kproxy.dev/kproxy/test/kerneltest"
 )
 
 // planted keeps the client, host 1, from the endpoint, host 2, or seems to. Commands have the addresses of the hosts, and what

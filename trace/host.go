@@ -14,12 +14,12 @@ import (
 	"strings"
 	"sync"
 
-	"github.com/vishvananda/netlink"
+	vnetlink "github.com/vishvananda/netlink"
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 	"kproxy.dev/kproxy/conntrack"
 	"kproxy.dev/kproxy/kernel"
-	"kproxy.dev/kproxy/kernel/nlmsg"
+	"kproxy.dev/kproxy/kernel/netlink"
 	"kproxy.dev/kproxy/service"
 	"kproxy.dev/kproxy/trace/netfilter"
 )
@@ -190,8 +190,8 @@ func (s *hostState) query(p *netfilter.Packet) query {
 
 // rulesByPorts reports whether a rule of routing looks at protocols or ports.
 func rulesByPorts(f service.Family) bool {
-	rules, _ := netlink.RuleList(netlinkFamily(f))
-	return slices.ContainsFunc(rules, func(r netlink.Rule) bool { return r.IPProto != 0 || r.Sport != nil || r.Dport != nil })
+	rules, _ := vnetlink.RuleList(netlinkFamily(f))
+	return slices.ContainsFunc(rules, func(r vnetlink.Rule) bool { return r.IPProto != 0 || r.Sport != nil || r.Dport != nil })
 }
 
 // route is the kernel's answer to a query.
@@ -223,7 +223,7 @@ func askRoute(q query) route {
 		return r
 	}
 	r.kind = int(nl.DeserializeRtMsg(answer).Type)
-	for kind, value := range nlmsg.Attributes(answer[unix.SizeofRtMsg:]) {
+	for kind, value := range netlink.Attributes(answer[unix.SizeofRtMsg:]) {
 		switch kind {
 		case unix.RTA_TABLE:
 			r.table = int(binary.NativeEndian.Uint32(value))
@@ -234,13 +234,13 @@ func askRoute(q query) route {
 		case unix.RTA_VIA: // a gateway of the other family, behind its number
 			r.via = addrOf(value[2:])
 		case unix.RTA_METRICS:
-			for metric, n := range nlmsg.Attributes(value) {
+			for metric, n := range netlink.Attributes(value) {
 				if metric == unix.RTAX_MTU {
 					r.mtu = int(binary.NativeEndian.Uint32(n))
 				}
 			}
 		case unix.RTA_OIF:
-			if link, err := netlink.LinkByIndex(int(binary.NativeEndian.Uint32(value))); err == nil {
+			if link, err := vnetlink.LinkByIndex(int(binary.NativeEndian.Uint32(value))); err == nil {
 				r.link = link.Attrs().Name
 			}
 		}
@@ -262,7 +262,7 @@ func (q query) ask() ([]byte, error) {
 		add(unix.RTA_SRC, q.from.AsSlice()...)
 	}
 	if q.in != "" {
-		link, err := netlink.LinkByName(q.in)
+		link, err := vnetlink.LinkByName(q.in)
 		if err != nil {
 			return nil, err
 		}
@@ -298,11 +298,11 @@ func nextHops(r *route) (out []nextHop) {
 	if policy, _ := kernel.ReadSysctl("net", family, "fib_multipath_hash_policy"); policy != 1 {
 		return nil
 	}
-	o := &netlink.RouteGetOptions{Iif: r.in, Mark: r.mark, FIBMatch: true}
+	o := &vnetlink.RouteGetOptions{Iif: r.in, Mark: r.mark, FIBMatch: true}
 	if r.from.IsValid() {
 		o.SrcAddr = r.from.AsSlice()
 	}
-	found, err := netlink.RouteGetWithOptions(r.to.AsSlice(), o)
+	found, err := vnetlink.RouteGetWithOptions(r.to.AsSlice(), o)
 	if err != nil || len(found) == 0 {
 		return nil
 	}
@@ -311,7 +311,7 @@ func nextHops(r *route) (out []nextHop) {
 		if h.Flags&(unix.RTNH_F_DEAD|unix.RTNH_F_LINKDOWN) != 0 { // the kernel leaves it out
 			continue
 		}
-		link, err := netlink.LinkByIndex(h.LinkIndex)
+		link, err := vnetlink.LinkByIndex(h.LinkIndex)
 		if err != nil {
 			continue
 		}
@@ -326,9 +326,9 @@ func nextHops(r *route) (out []nextHop) {
 
 // uplink returns the link of the default route in the main table; empty if there is none.
 func uplink(f service.Family) string {
-	routes, _ := netlink.RouteList(nil, netlinkFamily(f)) // of that table
+	routes, _ := vnetlink.RouteList(nil, netlinkFamily(f)) // of that table
 	for i := range routes {
-		if link, err := netlink.LinkByIndex(routes[i].LinkIndex); isDefault(&routes[i]) && err == nil {
+		if link, err := vnetlink.LinkByIndex(routes[i].LinkIndex); isDefault(&routes[i]) && err == nil {
 			return link.Attrs().Name
 		}
 	}
@@ -336,7 +336,7 @@ func uplink(f service.Family) string {
 }
 
 func netlinkFamily(f service.Family) int {
-	return [2]int{service.IPv4: netlink.FAMILY_V4, service.IPv6: netlink.FAMILY_V6}[f]
+	return [2]int{service.IPv4: vnetlink.FAMILY_V4, service.IPv6: vnetlink.FAMILY_V6}[f]
 }
 
 func addrOf(b []byte) netip.Addr {
@@ -419,7 +419,7 @@ type network struct {
 }
 
 func localAddresses() (addresses, error) {
-	links, err := netlink.LinkList()
+	links, err := vnetlink.LinkList()
 	if err != nil {
 		return addresses{}, fmt.Errorf("list links: %w", err)
 	}
@@ -427,7 +427,7 @@ func localAddresses() (addresses, error) {
 	for _, l := range links {
 		names[l.Attrs().Index] = l.Attrs().Name
 	}
-	addrs, err := netlink.AddrList(nil, netlink.FAMILY_ALL)
+	addrs, err := vnetlink.AddrList(nil, vnetlink.FAMILY_ALL)
 	if err != nil {
 		return addresses{}, fmt.Errorf("list addresses: %w", err)
 	}
@@ -447,7 +447,7 @@ func localAddresses() (addresses, error) {
 
 // someAddress is an address of the calling thread's network namespace that others may know; invalid if there is none.
 func someAddress(f service.Family) netip.Addr {
-	all, _ := netlink.AddrList(nil, netlinkFamily(f))
+	all, _ := vnetlink.AddrList(nil, netlinkFamily(f))
 	for _, a := range all {
 		if at := addrOf(a.IP); at.IsGlobalUnicast() {
 			return at
@@ -474,11 +474,11 @@ func (a *addresses) together(link string, one, other netip.Addr) bool {
 
 // linkAddress is a link's first address that other hosts can use.
 func linkAddress(name string, f service.Family) (netip.Addr, error) {
-	link, err := netlink.LinkByName(name)
+	link, err := vnetlink.LinkByName(name)
 	if err != nil {
 		return netip.Addr{}, fmt.Errorf("look at link %s: %w", name, err)
 	}
-	addrs, err := netlink.AddrList(link, netlinkFamily(f))
+	addrs, err := vnetlink.AddrList(link, netlinkFamily(f))
 	if err != nil {
 		return netip.Addr{}, fmt.Errorf("list addresses of %s: %w", name, err)
 	}
@@ -530,7 +530,7 @@ func disabled(f service.Family) string {
 	if f != service.IPv6 {
 		return ""
 	}
-	links, _ := netlink.LinkList()
+	links, _ := vnetlink.LinkList()
 	names := []string{"all"}
 	for _, l := range links {
 		names = append(names, l.Attrs().Name)
@@ -646,7 +646,7 @@ func listenersOn(proto service.Protocol, port uint16) (out []listener, err error
 	if proto == service.UDP {
 		states = 1 << tcpClose
 	}
-	s, err := nlmsg.Open(unix.NETLINK_SOCK_DIAG, 64<<10)
+	s, err := netlink.Open(unix.NETLINK_SOCK_DIAG, 64<<10)
 	if err != nil {
 		return nil, fmt.Errorf("list sockets that listen: %w", err)
 	}
@@ -656,7 +656,7 @@ func listenersOn(proto service.Protocol, port uint16) (out []listener, err error
 		binary.NativeEndian.PutUint32(request[4:], states)
 		binary.BigEndian.PutUint16(request[8:], port) // id.idiag_sport limits a dump
 		if err := s.Dump(func(b []byte) []byte {
-			return append(nlmsg.AppendRequest(b, unix.SOCK_DIAG_BY_FAMILY, unix.NLM_F_DUMP), request[:]...)
+			return append(netlink.AppendRequest(b, unix.SOCK_DIAG_BY_FAMILY, unix.NLM_F_DUMP), request[:]...)
 		}, func(m []byte) {
 			if l, ok := parseListener(m); ok && l.address.Port() == port {
 				out = append(out, l)
@@ -681,7 +681,7 @@ func parseListener(m []byte) (listener, bool) {
 	a, _ := netip.AddrFromSlice(raw)
 	l := listener{address: netip.AddrPortFrom(a, binary.BigEndian.Uint16(m[4:])),
 		waiting: binary.NativeEndian.Uint32(m[56:]), queue: binary.NativeEndian.Uint32(m[60:]), inode: binary.NativeEndian.Uint32(m[68:])}
-	for kind, value := range nlmsg.Attributes(m[size:]) {
+	for kind, value := range netlink.Attributes(m[size:]) {
 		l.v6only = l.v6only || kind == inetDiagSKV6Only && len(value) > 0 && value[0] != 0
 		l.transparent = l.transparent || kind == inetDiagSockopt && len(value) > 0 && value[0]&sockoptTransparent != 0
 	}

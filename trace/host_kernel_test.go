@@ -8,9 +8,9 @@ import (
 	"strings"
 	"testing"
 
-	"kproxy.dev/kproxy/kernel/kerneltest"
 	"kproxy.dev/kproxy/plan"
 	"kproxy.dev/kproxy/service"
+	"kproxy.dev/kproxy/test/kerneltest"
 )
 
 // sh runs lines in the test's namespace.

@@ -187,7 +187,7 @@ type Probe struct {
 
 // result puts together what was found.
 func (t *tracer) result() Result {
-	r := Result{Request: t.req, Client: t.clientText(), Steps: t.steps, Mismatches: []Mismatch{}, Candidates: []Candidate{}}
+	r := Result{Request: t.req, Client: t.clientText(), Steps: t.steps, Mismatches: []Mismatch{}}
 	if t.service != nil {
 		s := t.service
 		r.Service, r.Kind, r.DataPlane, r.State, r.Reason = s.Port.Key.String(), kindText(t.frontend.Kind), s.DataPlane, string(s.State), s.Reason

@@ -126,7 +126,7 @@ func TestCountersSurvivePlans(t *testing.T) {
 	}
 	var c Counters
 	eventually(t, "the counters of one exchange", func() bool { // bytes are counted once they have been sent
-		c = s.Counters()[testServiceKey("s")]
+		c = countersOf(s, testServiceKey("s"))
 		return c.Active == 1 && c.Total == 1 && c.BytesIn == 2 && c.BytesOut == 4
 	})
 	traffic := map[service.Key]Counters{}

@@ -61,28 +61,47 @@ func (s *Server) Connections() []Connection {
 	return out
 }
 
-// Counters returns the figures of every service port that a client came to, live bytes included.
-func (s *Server) Counters() map[service.Key]Counters {
+// Settle counts what live connections and sessions have carried until now, for meters.
+func (s *Server) Settle() {
 	for _, f := range s.live.all() {
 		f.settle()
 	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	out := map[service.Key]Counters{}
-	for k, v := range s.plans.views {
-		if c := v.state.figures(); len(c.Endpoints) > 0 || !c.silent() {
-			out[k] = c
-		}
-	}
-	return out
 }
 
-// Traffic calls visit with the figures of every service port that has ever carried
-// anything, or failed to: live bytes included, endpoints not.
-func (s *Server) Traffic(visit func(service.Key, Counters)) {
-	for _, f := range s.live.all() {
-		f.settle()
+// Meter reads what a service port has carried, and failed to, as of the last Settle; also after it has gone, as those who read may
+// have begun before. The zero value reads nothing.
+type Meter struct{ state *serviceState }
+
+// Meter returns a service port's, and whether there is that port.
+func (s *Server) Meter(k service.Key) (m Meter, ok bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if v := s.plans.views[k]; v != nil {
+		return Meter{v.state}, true
 	}
+	return Meter{}, false
+}
+
+// Totals returns Counters without endpoints.
+func (m Meter) Totals() (c Counters) {
+	if m.state != nil {
+		c = m.state.totals()
+	}
+	return c
+}
+
+// Counters returns all figures.
+func (m Meter) Counters() (c Counters) {
+	if m.state != nil {
+		c = m.state.figures()
+	}
+	return c
+}
+
+// Traffic calls visit with the totals of every service port that has ever carried
+// anything, or failed to, live bytes included.
+func (s *Server) Traffic(visit func(service.Key, Counters)) {
+	s.Settle()
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for k, v := range s.plans.views {

@@ -347,3 +347,10 @@ func loopbackUp() error {
 const roleEnv = "KPUS_ROLE"
 
 var roles = map[string]func() int{"limited": limitedServer, "starving": starvingServer, "successor": successor, "echoes": echoes}
+
+// countersOf returns the figures of a service port, live bytes included.
+func countersOf(s *Server, k service.Key) Counters {
+	s.Settle()
+	m, _ := s.Meter(k)
+	return m.Counters()
+}

@@ -90,7 +90,7 @@ func successor() int {
 			return err
 		}
 		io.Copy(io.Discard, os.Stdin)
-		fmt.Printf("connections %d\n", s.Counters()[testServiceKey("s")].Total)
+		fmt.Printf("connections %d\n", countersOf(s, testServiceKey("s")).Total)
 		return nil
 	}()
 	if err != nil {

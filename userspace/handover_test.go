@@ -111,7 +111,11 @@ type agreed struct {
 }
 
 func agreedBy(s *Server) agreed {
-	return agreed{s.Connections(), s.Counters(), s.Budget(service.TCP), s.Budget(service.UDP)}
+	counters := map[service.Key]Counters{}
+	for k := range s.plans.views {
+		counters[k] = countersOf(s, k)
+	}
+	return agreed{s.Connections(), counters, s.Budget(service.TCP), s.Budget(service.UDP)}
 }
 
 var sameAddresses = cmpopts.EquateComparable(netip.Addr{}, netip.AddrPort{})
@@ -352,7 +356,7 @@ func TestNoByteIsOnlyInTheProcess(t *testing.T) {
 		go io.Copy(c, stream(byte(i)))
 		go io.Copy(io.Discard, slowly{c})
 	}
-	eventually(t, "all have sent", func() bool { return s.Counters()[testServiceKey("s")].BytesIn > 16<<20 })
+	eventually(t, "all have sent", func() bool { return countersOf(s, testServiceKey("s")).BytesIn > 16<<20 })
 	for range 10 {
 		h, state := freeze(t, s)
 		for _, c := range state.Connections {
@@ -484,9 +488,9 @@ func TestSuccessorsPlan(t *testing.T) {
 	ask(t, c, "x")
 	talker := udpClient(t, s)
 	answers(t, talker, "x", "a x")
-	before := s.Counters()[testServiceKey("s")].Endpoints
+	before := countersOf(s, testServiceKey("s")).Endpoints
 	next := succeed(t, s, cfg, testPlan(affine, udpService(b)))
-	after := next.Counters()[testServiceKey("s")].Endpoints
+	after := countersOf(next, testServiceKey("s")).Endpoints
 	for i := range before {
 		if before[i].Failures != after[i].Failures {
 			t.Errorf("endpoint %+v, before %+v", after[i], before[i])
@@ -588,7 +592,7 @@ func TestWhatWasBegunGoesOn(t *testing.T) {
 		if got := ask(t, c, "x"); got != "good x" {
 			t.Errorf("answer %q", got)
 		}
-		if n := s.Counters()[testServiceKey("s")].Retried; n != 1 {
+		if n := countersOf(s, testServiceKey("s")).Retried; n != 1 {
 			t.Errorf("%d attempts on a further endpoint, want 1", n)
 		}
 	})

@@ -98,7 +98,7 @@ func serveAsProcess(wait func(s *Server, straight *atomic.Bool)) int {
 	tcp, _ := s.Ports()
 	fmt.Println(tcp)
 	wait(s, &straight)
-	c := s.Counters()[testServiceKey("s")]
+	c := countersOf(s, testServiceKey("s"))
 	fmt.Printf("total %d failed %d retried %d\n", c.Total, c.Failed, c.Retried)
 	return 0
 }

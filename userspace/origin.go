@@ -9,7 +9,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"kproxy.dev/kproxy/kernel/nlmsg"
+	"kproxy.dev/kproxy/kernel/netlink"
 	"kproxy.dev/kproxy/service"
 )
 
@@ -133,17 +133,17 @@ const loopbackIndex = 1
 // routeInterface returns the name of the interface by which packets to an IPv6 address
 // leave; empty if there is no route.
 func routeInterface(fd int, to netip.Addr) string {
-	s, err := nlmsg.Open(unix.NETLINK_ROUTE, 4<<10)
+	s, err := netlink.Open(unix.NETLINK_ROUTE, 4<<10)
 	if err != nil {
 		return ""
 	}
 	defer s.Close()
 	name := ""
 	_ = s.Do(1, func(b []byte, _ int) []byte { // struct rtmsg, then the address
-		b = append(nlmsg.AppendRequest(b, unix.RTM_GETROUTE, 0), unix.AF_INET6, 128, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0)
-		return nlmsg.AppendAddr(b, unix.RTA_DST, to)
+		b = append(netlink.AppendRequest(b, unix.RTM_GETROUTE, 0), unix.AF_INET6, 128, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0)
+		return netlink.AppendAddr(b, unix.RTA_DST, to)
 	}, func(_ int, route []byte, _ error) {
-		for typ, value := range nlmsg.Attributes(route[min(len(route), unix.SizeofRtMsg):]) {
+		for typ, value := range netlink.Attributes(route[min(len(route), unix.SizeofRtMsg):]) {
 			if typ == unix.RTA_OIF && len(value) == 4 {
 				name = interfaceName(fd, int(binary.NativeEndian.Uint32(value)))
 			}

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -22,7 +23,8 @@ const eventsAtOnce = 64
 // and for what others ask it to do. Others may call only post.
 type poller struct {
 	epoll  int
-	wakeup int // eventfd: something was posted
+	wakeup int   // eventfd: something was posted
+	used   int64 // when a client's or an endpoint's socket had an event
 
 	mu     sync.Mutex // guards what follows
 	posted []func()
@@ -44,6 +46,7 @@ func (p *poller) init() error {
 		return fmt.Errorf("make eventfd: %w", err)
 	}
 	p.epoll, p.wakeup = epoll, wakeup
+	_ = unix.SetNonblock(epoll, true) // or os.NewFile doesn't take it for one that park can wait for
 	if err := p.watch(wakeup, unix.EPOLLIN|unix.EPOLLET, wakeupNumber, 0); err != nil {
 		p.shut()
 		return err
@@ -65,6 +68,60 @@ func (p *poller) watch(fd int, events uint32, number int32, tag uint32) error {
 		return fmt.Errorf("watch socket: %w", err)
 	}
 	return nil
+}
+
+// A poller is idle where heartbeats are all that has woken it for idleAfter nanoseconds, and it watches few sockets, of which the
+// kernel looks at each one when park begins.
+const (
+	idleAfter    = int64(100 * time.Millisecond)
+	parkedAtMost = 128
+)
+
+// parkedFrom is the lowest descriptor that park takes: its own comes and goes, and leaves the low ones to connections, which have
+// them one after the other.
+const parkedFrom = 1 << 10
+
+func (p *poller) idle(now int64, sockets int) bool {
+	return now-p.used > idleAfter && sockets <= parkedAtMost
+}
+
+// block waits for events; for wait milliseconds at most, unless that is negative.
+func (p *poller) block(events []unix.EpollEvent, wait int) int {
+	n, err := unix.EpollWait(p.epoll, events, wait)
+	if err != nil {
+		return 0 // EINTR: nothing else can be wrong with it
+	}
+	return n
+}
+
+// park waits as block does, for an idle poller; wait isn't 0. Of a thread that blocks in a system call the Go runtime wants to know for
+// ten milliseconds, at first every 20 µs, whether it still does (retake in runtime/proc.go), which costs several times what a
+// heartbeat does; of a goroutine that waits at the runtime's own epoll it knows. The poller is there no longer than that: else
+// each of its events would wake a thread of the runtime's as well.
+func (p *poller) park(events []unix.EpollEvent, wait int) (n int) {
+	fd, err := unix.FcntlInt(uintptr(p.epoll), unix.F_DUPFD_CLOEXEC, parkedFrom)
+	if err != nil {
+		return p.block(events, wait)
+	}
+	f := os.NewFile(uintptr(fd), "epoll")
+	defer f.Close()
+	raw, err := f.SyscallConn()
+	if err == nil && wait >= 0 {
+		err = f.SetReadDeadline(time.Now().Add(time.Duration(wait) * time.Millisecond))
+	}
+	if err == nil {
+		err = raw.Read(func(uintptr) bool {
+			n = sysEvents(p.epoll, events, 0)
+			return n > 0
+		})
+	}
+	switch {
+	case errors.Is(err, os.ErrDeadlineExceeded):
+		return sysEvents(p.epoll, events, 0) // what has come as well isn't late
+	case err != nil:
+		return p.block(events, wait)
+	}
+	return n
 }
 
 // admitPosts lets others post from now on.
@@ -165,6 +222,9 @@ func (s *slots[T]) remove(number int32) {
 	s.items[number] = none
 	s.free = append(s.free, number)
 }
+
+// len returns how many there are.
+func (s *slots[T]) len() int { return len(s.items) - len(s.free) }
 
 // tag returns a tag that tells a socket from those that had its number before.
 func (s *slots[T]) tag() uint32 {

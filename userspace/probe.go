@@ -185,6 +185,7 @@ func (s *Server) exchange(ctx context.Context, c *net.UDPConn) error {
 // expect reads until it gets want.
 func expect(c *net.UDPConn, want []byte) error {
 	c.SetReadDeadline(time.Now().Add(probeResend))
+	defer c.SetReadDeadline(time.Time{}) // or a timer wakes an idle process up
 	got := make([]byte, len(want)+1)
 	for {
 		n, err := c.Read(got)

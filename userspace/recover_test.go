@@ -52,6 +52,7 @@ func keeping(t *testing.T) *handover.Kept {
 
 // TestRecover: what a Server has left that stopped at any moment goes on in another one, with the limits of its service.
 func TestRecover(t *testing.T) {
+	t.Parallel()
 	const idle = 3 * time.Second
 	ep := tcpEndpoint(t, echo)
 	of := func(limit time.Duration) testService {
@@ -74,7 +75,7 @@ func TestRecover(t *testing.T) {
 		t.Errorf("echo is %q", got)
 	}
 	eventually(t, "a line each way is counted, and nothing of before", func() bool {
-		n := next.Counters()[testServiceKey("s")]
+		n := countersOf(next, testServiceKey("s"))
 		return n.Total == 0 && n.BytesIn == 2 && n.BytesOut == 2
 	})
 	if _, end := readEnd(c); end != "reset" {
@@ -164,7 +165,7 @@ func TestEndsLeaveRecordsOfOthers(t *testing.T) {
 	c := connect(t, s)
 	_, err := c.Write(make([]byte, size))
 	must(t, err)
-	eventually(t, "all is on its way to the endpoint", func() bool { return s.Counters()[testServiceKey("s")].BytesIn == size })
+	eventually(t, "all is on its way to the endpoint", func() bool { return countersOf(s, testServiceKey("s")).BytesIn == size })
 	var left *tcpConn
 	var fd int
 	inLoop(func(x *tcpConn) { left, fd = x, x.sides[clientSide].fd })

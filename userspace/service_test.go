@@ -132,14 +132,14 @@ func TestPlansChangeUnderLoad(t *testing.T) {
 		some := eps[r.IntN(3):]
 		p := testPlan(testService{name: "s", eps: some, port: service.Port{Algorithm: service.Algorithms[i%len(service.Algorithms)]}})
 		prepare(s, p)
-		s.Counters()
+		countersOf(s, testServiceKey("s"))
 		s.Connections()
 		s.Commit()
 	}
 	stop.Store(true)
 	wg.Wait()
-	eventually(t, "all have ended", func() bool { return s.Counters()[testServiceKey("s")].Active == 0 })
-	c := s.Counters()[testServiceKey("s")]
+	eventually(t, "all have ended", func() bool { return countersOf(s, testServiceKey("s")).Active == 0 })
+	c := countersOf(s, testServiceKey("s"))
 	if c.Failed != 0 || c.Retried != 0 {
 		t.Errorf("counters %+v", c)
 	}
@@ -160,12 +160,12 @@ func TestDepartedEndpointsAreForgotten(t *testing.T) {
 	next := testPlan(testService{name: "s", eps: []netip.AddrPort{b}})
 	serve(s, next)
 	ask(t, connect(t, s), "x")
-	if n := len(s.Counters()[testServiceKey("s")].Endpoints); n != 2 {
+	if n := len(countersOf(s, testServiceKey("s")).Endpoints); n != 2 {
 		t.Fatalf("%d endpoints are known while both have connections", n)
 	}
 	c.Close()
 	eventually(t, "the departed endpoint is forgotten", func() bool {
-		e := s.Counters()[testServiceKey("s")].Endpoints
+		e := countersOf(s, testServiceKey("s")).Endpoints
 		return len(e) == 1 && e[0].Address == b
 	})
 }

@@ -108,7 +108,11 @@ func (a *acceptor) accept() {
 		}
 		a.wait = acceptWaitMin
 		s.starved.Store(0)
-		a.loop.assign(t, fd, a.from.addrPort())
+		client := a.from.addrPort()
+		if !client.Addr().IsLoopback() { // as heartbeats are
+			a.loop.used = a.loop.now
+		}
+		a.loop.assign(t, fd, client)
 	}
 }
 

@@ -73,6 +73,9 @@ func (l *loop) wait(events []unix.EpollEvent) int {
 		return sysEvents(l.epoll, events, 0)
 	}
 	due := l.timers.wait()
+	if due != 0 && l.idle(l.now, 2*l.conns.len()) {
+		return l.park(events, due)
+	}
 	short := shortWait
 	if due >= 0 {
 		short = min(short, due)
@@ -80,10 +83,7 @@ func (l *loop) wait(events []unix.EpollEvent) int {
 	if n := sysEvents(l.epoll, events, short); n > 0 || short == due {
 		return n
 	}
-	if n, err := unix.EpollWait(l.epoll, events, l.timers.wait()); err == nil {
-		return n
-	}
-	return 0 // EINTR: nothing else can be wrong with it
+	return l.block(events, l.timers.wait())
 }
 
 // dispatch handles an event, if what it concerns is still there: a socket
@@ -99,6 +99,7 @@ func (l *loop) dispatch(ev *unix.EpollEvent) {
 		if c == nil {
 			return
 		}
+		l.used = l.now
 		for i := range c.sides {
 			if c.sides[i].tag == tag {
 				c.event(i, ev.Events)

@@ -58,7 +58,7 @@ func TestRetry(t *testing.T) {
 				c.Close()
 			}
 			eventually(t, "no connection is left", func() bool { return len(s.Connections()) == 0 })
-			c := s.Counters()[testServiceKey("s")]
+			c := countersOf(s, testServiceKey("s"))
 			if c.Retried == 0 || c.Failed != 0 || c.Total != 4 {
 				t.Errorf("counters %+v, want 4 in total, some retried, none failed", c)
 			}
@@ -125,7 +125,7 @@ func TestNoRetryAfterTheEnd(t *testing.T) {
 			if e := <-ends; e.Refused != nil || !e.Reset {
 				t.Errorf("it ended like this: %+v; want a reset", e)
 			}
-			counted := s.Counters()[testServiceKey("s")]
+			counted := countersOf(s, testServiceKey("s"))
 			var failures uint64
 			for _, e := range counted.Endpoints {
 				failures += e.Failures
@@ -145,7 +145,7 @@ func TestNoEndpointTakesIt(t *testing.T) {
 	eps := []netip.AddrPort{refusing(t), refusing(t)}
 	s := start(t, Config{}, testPlan(testService{name: "s", eps: eps}))
 	wantRefused(t, s)
-	eventually(t, "the failure is counted", func() bool { return s.Counters()[testServiceKey("s")].Failed == 1 })
+	eventually(t, "the failure is counted", func() bool { return countersOf(s, testServiceKey("s")).Failed == 1 })
 }
 
 // Every attempt that an endpoint doesn't take is told, with its client, and every connection that one takes.
@@ -332,7 +332,7 @@ func TestResetIsPassedOn(t *testing.T) {
 		s := start(t, Config{}, testPlan(testService{name: "s", eps: []netip.AddrPort{ep}}))
 		c := connect(t, s)
 		io.WriteString(c, "x")
-		eventually(t, "the byte was moved", func() bool { return s.Counters()[testServiceKey("s")].BytesIn == 1 })
+		eventually(t, "the byte was moved", func() bool { return countersOf(s, testServiceKey("s")).BytesIn == 1 })
 		reset(c)
 		if got := <-ends; got != "x reset" {
 			t.Errorf("endpoint read %q", got)
@@ -393,6 +393,7 @@ func TestResetIsPassedOn(t *testing.T) {
 // A reset reaches the other side also while that takes none of the bytes before it, and
 // kproxy lets go of both.
 func TestResetBehindBackPressure(t *testing.T) {
+	t.Parallel()
 	flood := func(c *net.TCPConn) { // until the other end takes no more
 		for n := 1; n > 0; {
 			c.SetWriteDeadline(time.Now().Add(200 * time.Millisecond))
@@ -459,6 +460,7 @@ func TestEndBehindBackPressure(t *testing.T) {
 }
 
 func TestIdleTimeout(t *testing.T) {
+	t.Parallel()
 	ep := tcpEndpoint(t, echo)
 	s := start(t, Config{}, testPlan(testService{name: "s", eps: []netip.AddrPort{ep}, port: service.Port{IdleTimeout: time.Second}}))
 	t.Run("never sends", func(t *testing.T) {
@@ -515,7 +517,7 @@ func TestBulk(t *testing.T) {
 	eventually(t, "the connection has ended", func() bool { return len(s.Connections()) == 0 })
 	n := uint64(len(data))
 	want := Counters{Total: 1, BytesIn: n, BytesOut: n, Endpoints: []EndpointCounters{{Address: ep, Total: 1, BytesIn: n, BytesOut: n}}}
-	if diff := cmp.Diff(want, s.Counters()[testServiceKey("s")], sameAddresses); diff != "" {
+	if diff := cmp.Diff(want, countersOf(s, testServiceKey("s")), sameAddresses); diff != "" {
 		t.Error(diff)
 	}
 }

@@ -157,7 +157,7 @@ func TestUDPExchangesMakeRoom(t *testing.T) {
 		}
 		time.Sleep(spentAfter / 5)
 	}
-	if c := s.Counters()[udpKey()]; c.Total != 200 || c.Active > 32 {
+	if c := countersOf(s, udpKey()); c.Total != 200 || c.Active > 32 {
 		t.Errorf("counters %+v, want 200 sessions, 32 at a time", c)
 	}
 	if used := s.Budget(unix.IPPROTO_UDP).Used; used > 32 {
@@ -203,6 +203,7 @@ func exchangeOnce(t *testing.T, c, ep *net.UDPConn) netip.AddrPort {
 // What an endpoint still owes a client, or may go on telling it, reaches no other
 // session of the same address, however late it comes: another host may be behind it.
 func TestUDPLateAnswersStayTheirClients(t *testing.T) {
+	t.Parallel()
 	for name, first := range map[string]func(c, ep *net.UDPConn) netip.AddrPort{
 		"unanswered": func(c, ep *net.UDPConn) netip.AddrPort {
 			c.Write([]byte("question"))
@@ -227,6 +228,7 @@ func TestUDPLateAnswersStayTheirClients(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
+			t.Parallel()
 			ep := listening(t)
 			s := start(t, Config{Origin: newOrigins(), Loops: 1}, testPlan(udpService(addrPort(ep.LocalAddr()))))
 			from := first(udpClient(t, s), ep)

@@ -258,8 +258,9 @@ func (x *session) disconnect(sound bool) {
 	x.worker.server.records.of(u.fd).forget()
 	x.settle()
 	x.state.release(x.endpoint.Load())
-	if sound && class(x.class.Load()) == exchanged && !x.pending {
-		x.worker.pool.put(u)
+	// An endpoint that sent more answers than its service says may send still more.
+	if answered := x.complete() && x.owed == 0; sound && !x.pending && (answered || class(x.class.Load()) == exchanged) {
+		x.worker.pool.put(u, answered)
 	} else {
 		x.worker.closeUpstream(u)
 	}

@@ -133,7 +133,7 @@ func TestIdleSocketsOfOthersGiveWay(t *testing.T) {
 			return
 		}
 		w.now = sinceEpoch()
-		w.pool.put(u)
+		w.pool.put(u, false)
 	})
 	if n := idle(); n != 1 {
 		t.Fatalf("%d idle sockets, want 1", n)

@@ -150,7 +150,7 @@ func TestUDPSession(t *testing.T) {
 			t.Errorf("answer %q, want the session's endpoint %s", got, name)
 		}
 	}
-	c := s.Counters()[udpKey()]
+	c := countersOf(s, udpKey())
 	if c.Active != 2 || c.Total != 2 || c.Failed != 0 || c.BytesIn != 7 || c.BytesOut != 21 {
 		t.Errorf("counters %+v", c)
 	}
@@ -163,14 +163,15 @@ func TestUDPIdleTimeout(t *testing.T) {
 	s := start(t, Config{Origin: newOrigins()}, testPlan(d))
 	c := udpClient(t, s)
 	udpAsk(t, c, "x")
-	eventually(t, "the session has ended", func() bool { return s.Counters()[udpKey()].Active == 0 })
+	eventually(t, "the session has ended", func() bool { return countersOf(s, udpKey()).Active == 0 })
 	udpAsk(t, c, "x")
-	if got := s.Counters()[udpKey()].Total; got != 2 {
+	if got := countersOf(s, udpKey()).Total; got != 2 {
 		t.Errorf("%d sessions, want 2", got)
 	}
 }
 
-// A session ends with the last of the answers that its service says each datagram has; where it says nothing, with silence.
+// A session ends with the last of the answers that its service says each datagram has, and its socket is the next one's; where it
+// says nothing, with silence.
 func TestUDPResponses(t *testing.T) {
 	for _, c := range []struct {
 		name                    string
@@ -211,9 +212,20 @@ func TestUDPResponses(t *testing.T) {
 				_, err = client.Read(b)
 				must(err)
 			}
-			eventually(t, fmt.Sprintf("%d sessions are left", c.left), func() bool { return s.Counters()[udpKey()].Active == int64(c.left) })
-			if total := s.Counters()[udpKey()].Total; total != 1 {
+			eventually(t, fmt.Sprintf("%d sessions are left", c.left), func() bool { return countersOf(s, udpKey()).Active == int64(c.left) })
+			if total := countersOf(s, udpKey()).Total; total != 1 {
 				t.Errorf("there were %d sessions, want one", total)
+			}
+			again := false
+			for range 20 { // clients, of whom some meet the same worker
+				_, err := udpClient(t, s).Write([]byte("x"))
+				must(err)
+				_, next, err := endpoint.ReadFromUDPAddrPort(b)
+				must(err)
+				again = again || next == from
+			}
+			if again != (c.left == 0) {
+				t.Errorf("another session had the same socket: %v", again)
 			}
 		})
 	}
@@ -232,7 +244,7 @@ func TestUDPPortUnreachable(t *testing.T) {
 			t.Fatalf("answer %q", got)
 		}
 	}
-	c := s.Counters()[udpKey()]
+	c := countersOf(s, udpKey())
 	if c.Total != 10 || c.Retried == 0 || c.Failed != 0 {
 		t.Errorf("counters %+v, want all 10 sessions to be answered, with retries", c)
 	}
@@ -252,7 +264,7 @@ func TestUDPAllDead(t *testing.T) {
 	s := start(t, Config{Origin: newOrigins()}, testPlan(udpService(a, b)))
 	udpClient(t, s).Write([]byte("x"))
 	failures := func() (n uint64) {
-		for _, e := range s.Counters()[udpKey()].Endpoints {
+		for _, e := range countersOf(s, udpKey()).Endpoints {
 			n += e.Failures
 		}
 		return n
@@ -276,7 +288,7 @@ func TestUDPEndpointDies(t *testing.T) {
 	if got := udpAskOnce(t, c, "x"); got != "b x" {
 		t.Errorf("answer %q", got)
 	}
-	if got := s.Counters()[udpKey()]; got.Retried == 0 || got.Total != 1 {
+	if got := countersOf(s, udpKey()); got.Retried == 0 || got.Total != 1 {
 		t.Errorf("counters %+v, want one session that was retried", got)
 	}
 }
@@ -450,13 +462,14 @@ func TestUDPRefused(t *testing.T) {
 		eventually(t, name+" was looked up", func() bool { return o.lookups(addrPort(c.LocalAddr())) == 1 })
 	}
 	eventually(t, "no session is left", func() bool { return sessionsOf(s) == 0 })
-	if c := s.Counters()[udpKey()]; c.Total != 0 {
+	if c := countersOf(s, udpKey()); c.Total != 0 {
 		t.Errorf("counters %+v", c)
 	}
 }
 
 // Sessions are bounded; the one that was silent longest makes room.
 func TestUDPSessionsAreBounded(t *testing.T) {
+	t.Parallel()
 	ep, _ := udpEndpoint(t, "a")
 	s := start(t, Config{Origin: newOrigins(), MaxSessions: 4}, testPlan(udpService(ep)))
 	for range 20 {

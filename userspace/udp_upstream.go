@@ -17,6 +17,7 @@ type upstream struct {
 	tag       uint32   // tells it from those that had the number before
 	session   *session // nil while it is in the pool
 	idleSince int64
+	answered  bool  // all that its last session was to get had come
 	hops      int32 // TTL of its packets; 0 for the node's default
 	to        destination
 	queued    bool // has more to receive
@@ -101,8 +102,9 @@ type socketKey struct {
 
 // socketPool holds a worker's sockets that serve no session now. To take one of them
 // costs a quarter less processor time for each session than a new one, and no new flow in the kernel's
-// table. But what an endpoint sends late must not reach another session. So only those
-// get here that carried one question and its answer, and each is silent for a while first.
+// table. But what an endpoint sends late must not reach another session. So only those get here whose
+// session had all the answers that the service says, and those that carried one question and its answer,
+// which are silent for a while first.
 type socketPool struct {
 	worker *udpWorker
 	idle   map[socketKey][]*upstream // the one that was put first comes first
@@ -110,10 +112,10 @@ type socketPool struct {
 	timer  timer                     // closes those that were in it for long
 }
 
-// put takes a socket, or closes it.
-func (p *socketPool) put(u *upstream) {
+// put takes a socket, or closes it. That all answers have come is said by answered.
+func (p *socketPool) put(u *upstream, answered bool) {
 	w := p.worker
-	u.session, u.idleSince = nil, w.now
+	u.session, u.idleSince, u.answered = nil, w.now, answered
 	if b := w.server.udpBudget; p.n.Load() >= idleSockets || w.server.isStopped() || b.low() || !b.tryAcquire(fdsPerSession) {
 		w.closeUpstream(u)
 		return
@@ -125,10 +127,10 @@ func (p *socketPool) put(u *upstream) {
 	}
 }
 
-// take returns a socket that has been silent for long enough, nil if there is none.
+// take returns a socket on which nothing more is to come, or nothing has come for long enough, nil if there is none.
 func (p *socketPool) take(k socketKey) *upstream {
 	us := p.idle[k]
-	if len(us) == 0 || p.worker.now-us[0].idleSince < int64(trustFor) {
+	if len(us) == 0 || !us[0].answered && p.worker.now-us[0].idleSince < int64(trustFor) {
 		return nil
 	}
 	u := us[0]

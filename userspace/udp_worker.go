@@ -104,17 +104,18 @@ func (w *udpWorker) wait(events []unix.EpollEvent) int {
 	if n > 0 || len(w.readable) > 0 {
 		return n
 	}
-	n, err := unix.EpollWait(w.epoll, events, w.timers.wait())
-	if err != nil {
-		return 0 // EINTR: nothing else can be wrong with it
+	due := w.timers.wait()
+	if due != 0 && w.idle(w.now, w.upstreams.len()) {
+		return w.park(events, due)
 	}
-	return n
+	return w.block(events, due)
 }
 
 func (w *udpWorker) dispatch(ev *unix.EpollEvent) {
 	switch {
 	case ev.Fd >= 0:
 		if u := w.upstreams.items[ev.Fd]; u != nil && u.tag == uint32(ev.Pad) {
+			w.used = w.now
 			w.receive(u, ev.Events&unix.EPOLLERR != 0)
 		}
 	case ev.Fd <= workerListener:
@@ -148,7 +149,7 @@ func (w *udpWorker) serve(l *udpListener) {
 		}
 		w.resolve()
 		for i, x := range w.received {
-			w.received[i] = nil
+			w.received[i], w.used = nil, w.now
 			x.forward()
 		}
 		w.received = w.received[:0]

@@ -11,7 +11,6 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
-	"github.com/prometheus/client_golang/prometheus/promhttp"
 
 	"kproxy.dev/kproxy/plan"
 	"kproxy.dev/kproxy/service"
@@ -22,14 +21,13 @@ type APIConfig struct {
 	Source Source
 	// Gatherer is what /metrics shows.
 	Gatherer prometheus.Gatherer
-	// Recorder keeps what the dashboard shows; nil serves no dashboard.
+	// Recorder keeps what the dashboard shows.
 	Recorder *Recorder
 	// Configz is what /configz shows: configurations by name. It is encoded as JSON.
 	Configz map[string]any
-	// Profiling reports whether Go's profiles are served now, at /debug/pprof; nil
-	// for never.
+	// Profiling reports whether Go's profiles are served now, at /debug/pprof.
 	Profiling func() bool
-	// Log returns the last lines that kproxy logged. Only Control serves it; nil for none.
+	// Log returns the last lines that kproxy logged. Only Control serves it.
 	Log func() []byte
 }
 
@@ -43,14 +41,12 @@ func API(c APIConfig) http.Handler {
 	mux.HandleFunc("/{$}", pages)
 	mux.HandleFunc("/ui/", pages)
 	mux.HandleFunc("/docs/", compressed(http.HandlerFunc(docPage)))
-	if c.Recorder != nil {
-		dashboard(mux, c.Recorder, long)
-	}
+	dashboard(mux, c.Recorder, long)
 	mux.Handle("/api/v1/status", long.bound(status(src)))
 	mux.Handle("/api/v1/connections", long.bound(connections(src)))
 	mux.Handle("/api/v1/events", events)
 	serveTraces(mux, "/api/v1/trace", src, false)
-	mux.Handle("/metrics", long.bound(promhttp.HandlerFor(c.Gatherer, promhttp.HandlerOpts{ErrorHandling: promhttp.ContinueOnError})))
+	mux.Handle("/metrics", long.bound(serveMetrics(c.Gatherer)))
 	mux.Handle("/proxyMode", long.bound(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		plainText(w, http.StatusOK, string(src.Status().Mode))
 	})))
@@ -123,7 +119,7 @@ func profiles(on func() bool) http.Handler {
 	mux.HandleFunc("/debug/pprof/symbol", pprof.Symbol)
 	mux.HandleFunc("/debug/pprof/trace", pprof.Trace)
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if on == nil || !on() {
+		if !on() {
 			refuse(w, http.StatusNotFound, "profiles are off; turn them on with --profiling, or enableProfiling in the file of --config")
 			return
 		}
@@ -227,12 +223,7 @@ func clientsOf(rec *Recorder, c Clients, key string) (any, error) {
 	if !ok {
 		return nil, noService(key)
 	}
-	s := &page.Service
-	protocol, err := service.ParseProtocol(s.Protocol)
-	if err != nil {
-		return nil, err
-	}
-	return c.Recent(service.Key{Namespace: s.Namespace, Name: s.Name, Port: s.Port, Protocol: protocol})
+	return c.Recent(page.Service.Key())
 }
 
 func noService(key string) error {

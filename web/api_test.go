@@ -22,7 +22,7 @@ func api(src Source) http.Handler {
 	reg := NewMetrics(prometheus.NewRegistry(), metricsOf(src))
 	rec := NewRecorder(DefaultRecorderConfig(src))
 	rec.readStatus(start, true)
-	return API(APIConfig{Source: src, Recorder: rec, Gatherer: reg, Configz: map[string]any{"kproxy.dev": map[string]string{"mode": "iptables"}}})
+	return API(APIConfig{Source: src, Recorder: rec, Gatherer: reg, Profiling: func() bool { return false }, Configz: map[string]any{"kproxy.dev": map[string]string{"mode": "iptables"}}})
 }
 
 // get asks h and returns the answer.
@@ -223,7 +223,7 @@ func TestForeignHostOnLoopback(t *testing.T) {
 
 func TestProfilesWhileTheyAreOn(t *testing.T) {
 	on := false
-	h := API(APIConfig{Source: shop(), Gatherer: prometheus.NewRegistry(), Profiling: func() bool { return on }})
+	h := API(APIConfig{Source: shop(), Recorder: NewRecorder(DefaultRecorderConfig(shop())), Gatherer: prometheus.NewRegistry(), Profiling: func() bool { return on }})
 	for _, tt := range []struct {
 		on   bool
 		path string

@@ -1,17 +1,15 @@
 package web
 
 import (
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"net"
 	"net/http"
-	"net/netip"
 	"slices"
 	"strconv"
-
-	"github.com/prometheus/client_golang/prometheus/promhttp"
 
 	"kproxy.dev/kproxy/plan"
 	"kproxy.dev/kproxy/service"
@@ -58,13 +56,9 @@ func Control(c APIConfig, handOver func(*net.UnixConn)) http.Handler {
 	}))
 	serveTraces(mux, "GET /trace", src, true)
 	// For bug reports, also where there is no --metrics-bind-address.
-	if c.Gatherer != nil {
-		mux.Handle("GET /metrics", long.bound(promhttp.HandlerFor(c.Gatherer, promhttp.HandlerOpts{ErrorHandling: promhttp.ContinueOnError})))
-	}
+	mux.Handle("GET /metrics", long.bound(serveMetrics(c.Gatherer)))
 	mux.HandleFunc("GET /configz", func(w http.ResponseWriter, _ *http.Request) { writeJSON(w, http.StatusOK, c.Configz) })
-	if c.Log != nil {
-		mux.HandleFunc("GET /log", func(w http.ResponseWriter, _ *http.Request) { plainText(w, http.StatusOK, string(c.Log())) })
-	}
+	mux.HandleFunc("GET /log", func(w http.ResponseWriter, _ *http.Request) { plainText(w, http.StatusOK, string(c.Log())) })
 	if handOver != nil {
 		mux.HandleFunc("POST "+takeoverPath, takeover(handOver))
 	}
@@ -126,16 +120,10 @@ func match(services []plan.ServiceStatus, req PinRequest) ([]service.Key, error)
 		if s.Namespace != req.Namespace || s.Name != req.Name {
 			continue
 		}
-		ports = append(ports, portNames(s))
-		number := func(a netip.AddrPort) bool { return strconv.Itoa(int(a.Port())) == req.Port }
-		if req.Port != "" && req.Port != s.Port && !slices.ContainsFunc(s.Addresses, number) {
-			continue
+		ports = append(ports, cmp.Or(s.PortName(), "one without a name"))
+		if req.Port == "" || s.HasPort(req.Port) {
+			keys = append(keys, s.Key())
 		}
-		protocol, err := service.ParseProtocol(s.Protocol)
-		if err != nil {
-			return nil, err
-		}
-		keys = append(keys, service.Key{Namespace: s.Namespace, Name: s.Name, Port: s.Port, Protocol: protocol})
 	}
 	switch {
 	case len(ports) == 0:
@@ -144,15 +132,4 @@ func match(services []plan.ServiceStatus, req PinRequest) ([]service.Key, error)
 		return nil, fmt.Errorf("service %s/%s has no port %q; it has %v", req.Namespace, req.Name, req.Port, ports)
 	}
 	return keys, nil
-}
-
-// portNames describes a service port for a message: its name, or its number.
-func portNames(s *plan.ServiceStatus) string {
-	switch {
-	case s.Port != "":
-		return s.Port
-	case len(s.Addresses) > 0:
-		return strconv.Itoa(int(s.Addresses[0].Port()))
-	}
-	return "one without a name"
 }

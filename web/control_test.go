@@ -11,10 +11,8 @@ import (
 	"net/http/httptest"
 	"os"
 	"path/filepath"
-	"runtime"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -24,6 +22,7 @@ import (
 
 	"kproxy.dev/kproxy/plan"
 	"kproxy.dev/kproxy/service"
+	"kproxy.dev/kproxy/service/lockfile"
 )
 
 // serveControl serves src's control socket and returns its path.
@@ -234,7 +233,7 @@ func TestLockWaitsForItsHolder(t *testing.T) {
 		t.Fatalf("nobody holds it, and it says %v after %d waits", err, len(told))
 	}
 	type outcome struct {
-		lock *Lock
+		lock *os.File
 		err  error
 	}
 	got := make(chan outcome, 1)
@@ -248,14 +247,14 @@ func TestLockWaitsForItsHolder(t *testing.T) {
 	if len(got) > 0 {
 		t.Error("two hold the lock")
 	}
-	if err := first.Close(); err != nil {
+	if err := lockfile.Release(first); err != nil {
 		t.Fatal(err)
 	}
 	second := <-got
 	if second.err != nil || len(told) > 0 {
 		t.Fatalf("after the first has ended: %v, told %d times more", second.err, len(told))
 	}
-	defer second.lock.Close()
+	defer lockfile.Release(second.lock)
 	if _, err := LockControl(t.Context(), path, 0, waiting); !errors.Is(err, ErrRunning) {
 		t.Errorf("without patience: %v, want ErrRunning", err)
 	}
@@ -266,43 +265,6 @@ func TestLockWaitsForItsHolder(t *testing.T) {
 	stop()
 	if _, err := LockControl(stopped, path, time.Hour, waiting); !errors.Is(err, ErrRunning) {
 		t.Errorf("told to stop: %v, want ErrRunning", err)
-	}
-}
-
-// TestLockFileIsRemoved: the file goes with its lock, and still one at a time holds it.
-func TestLockFileIsRemoved(t *testing.T) {
-	dir := t.TempDir()
-	path := filepath.Join(dir, "kproxy.sock")
-	var holders, taken atomic.Int32
-	var all sync.WaitGroup
-	for range 8 {
-		all.Go(func() {
-			for range 2000 {
-				lock, err := LockControl(t.Context(), path, 0, nil)
-				if errors.Is(err, ErrRunning) {
-					continue
-				}
-				if err != nil {
-					t.Error(err)
-					return
-				}
-				if n := holders.Add(1); n != 1 {
-					t.Errorf("%d hold the lock", n)
-				}
-				taken.Add(1)
-				for range 20 {
-					runtime.Gosched() // long enough for another to have opened the file before
-				}
-				holders.Add(-1)
-				if err := lock.Close(); err != nil {
-					t.Error(err)
-				}
-			}
-		})
-	}
-	all.Wait()
-	if left, err := os.ReadDir(dir); err != nil || len(left) > 0 || taken.Load() == 0 {
-		t.Errorf("left %v (%v), taken %d times", left, err, taken.Load())
 	}
 }
 
@@ -421,7 +383,7 @@ func TestLongAnswersAreBounded(t *testing.T) {
 			t.Run(fmt.Sprintf("%s for %d clients", path, tt.clients), func(t *testing.T) {
 				synctest.Test(t, func(t *testing.T) {
 					src := slowSource{shop(), make(chan bool, 100), make(chan bool)}
-					h := API(APIConfig{Source: src, Gatherer: prometheus.NewRegistry()})
+					h := API(APIConfig{Source: src, Recorder: NewRecorder(DefaultRecorderConfig(src)), Gatherer: prometheus.NewRegistry()})
 					codes := make(chan int, 100)
 					for i := range 60 {
 						go func() {

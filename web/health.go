@@ -10,15 +10,6 @@ import (
 	"kproxy.dev/kproxy/plan"
 )
 
-// HealthConfig holds what Health serves.
-type HealthConfig struct {
-	Source Source
-	// Registerer takes the counters of answers, kube-proxy's
-	// kubeproxy_proxy_healthz_total and kubeproxy_proxy_livez_total.
-	Registerer prometheus.Registerer
-	Now        func() time.Time // nil means time.Now
-}
-
 // lateAfter is how long a change may wait for a successful pass: twice
 // kube-proxy's default syncPeriod.
 const lateAfter = 60 * time.Second
@@ -45,33 +36,33 @@ type familyHealth struct {
 // cloud load balancers stop sending new connections while old ones drain.
 // /readyz succeeds while new connections to every service are carried, from when
 // the fallback rules are written.
-func Health(c HealthConfig) http.Handler {
-	if c.Now == nil {
-		c.Now = time.Now
-	}
+//
+// Counters takes those of answers, kube-proxy's
+// kubeproxy_proxy_healthz_total and kubeproxy_proxy_livez_total.
+func Health(src Source, counters prometheus.Registerer) http.Handler {
 	answers := func(name string) *prometheus.CounterVec {
 		v := prometheus.NewCounterVec(prometheus.CounterOpts{
 			Namespace: "kubeproxy", Name: "proxy_" + name + "_total",
 			Help: "Cumulative answers of /" + name + " by HTTP status code.",
 		}, []string{"code"})
-		c.Registerer.MustRegister(v)
+		counters.MustRegister(v)
 		return v
 	}
 	healthz, livez := answers("healthz"), answers("livez")
 	mux := http.NewServeMux()
 	mux.HandleFunc("/healthz", func(w http.ResponseWriter, _ *http.Request) {
-		report := c.Source.Health()
-		body := healthOfProxy(report, c.Now())
+		report := src.Health()
+		body := healthOfProxy(report, time.Now())
 		eligible := report.NodeEligible && !report.Drained && !report.Isolated
 		body.NodeEligible = &eligible
 		answerHealth(w, body, body.Healthy && eligible, healthz)
 	})
 	mux.HandleFunc("/livez", func(w http.ResponseWriter, _ *http.Request) {
-		body := healthOfProxy(c.Source.Health(), c.Now())
+		body := healthOfProxy(src.Health(), time.Now())
 		answerHealth(w, body, body.Healthy, livez)
 	})
 	mux.HandleFunc("/readyz", func(w http.ResponseWriter, _ *http.Request) {
-		if why := c.Source.Health().NotReady; why != "" {
+		if why := src.Health().NotReady; why != "" {
 			plainText(w, http.StatusServiceUnavailable, "not ready: "+why+"\n")
 			return
 		}

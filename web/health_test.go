@@ -5,6 +5,7 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
@@ -41,21 +42,22 @@ func TestHealth(t *testing.T) {
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
-			h := Health(HealthConfig{
-				Source: &fakeSource{report: tt.report}, Registerer: prometheus.NewRegistry(),
-				Now: func() time.Time { return now },
-			})
-			for path, want := range map[string]int{"/healthz": tt.healthz, "/livez": tt.livez, "/readyz": tt.readyz} {
-				if got := get(h, path).Code; got != want {
-					t.Errorf("%s: got %d, want %d", path, got, want)
+			synctest.Test(t, func(t *testing.T) {
+				time.Sleep(time.Until(now))
+				h := Health(&fakeSource{report: tt.report}, prometheus.NewRegistry())
+				for path, want := range map[string]int{"/healthz": tt.healthz, "/livez": tt.livez, "/readyz": tt.readyz} {
+					if got := get(h, path).Code; got != want {
+						t.Errorf("%s: got %d, want %d", path, got, want)
+					}
 				}
-			}
+			})
 		})
 	}
 }
 
 func TestHealthBodies(t *testing.T) {
 	now := start.Add(time.Hour)
+	current := now.Local().Format(time.RFC3339)
 	late := HealthReport{LastUpdated: start, PendingSince: start, NodeEligible: true}
 	family := func(healthy bool) map[string]any {
 		f := map[string]any{"lastUpdated": "2026-01-02T03:04:05Z", "healthy": healthy}
@@ -67,34 +69,34 @@ func TestHealthBodies(t *testing.T) {
 		want       map[string]any
 	}{
 		{"healthy: last updated now", "/healthz", HealthReport{LastUpdated: start, NodeEligible: true}, map[string]any{
-			"lastUpdated": "2026-01-02T04:04:05Z", "currentTime": "2026-01-02T04:04:05Z",
+			"lastUpdated": current, "currentTime": current,
 			"nodeEligible": true, "healthy": true, "status": family(true),
 		}},
 		{"late: last updated as it was", "/healthz", late, map[string]any{
-			"lastUpdated": "2026-01-02T03:04:05Z", "currentTime": "2026-01-02T04:04:05Z",
+			"lastUpdated": "2026-01-02T03:04:05Z", "currentTime": current,
 			"nodeEligible": true, "healthy": false, "status": family(false),
 		}},
 		{"livez doesn't speak of the node", "/livez", HealthReport{LastUpdated: start}, map[string]any{
-			"lastUpdated": "2026-01-02T04:04:05Z", "currentTime": "2026-01-02T04:04:05Z",
+			"lastUpdated": current, "currentTime": current,
 			"healthy": true, "status": family(true),
 		}},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
-			w := get(Health(HealthConfig{
-				Source: &fakeSource{report: tt.report}, Registerer: prometheus.NewRegistry(),
-				Now: func() time.Time { return now },
-			}), tt.path)
-			var got map[string]any
-			if err := json.Unmarshal(w.Body.Bytes(), &got); err != nil {
-				t.Fatal(err)
-			}
-			if d := cmp.Diff(tt.want, got); d != "" {
-				t.Errorf("body (-want +got):\n%s", d)
-			}
-			if ct := w.Header().Get("Content-Type"); ct != "application/json" {
-				t.Errorf("content type: got %q, want application/json", ct)
-			}
+			synctest.Test(t, func(t *testing.T) {
+				time.Sleep(time.Until(now))
+				w := get(Health(&fakeSource{report: tt.report}, prometheus.NewRegistry()), tt.path)
+				var got map[string]any
+				if err := json.Unmarshal(w.Body.Bytes(), &got); err != nil {
+					t.Fatal(err)
+				}
+				if d := cmp.Diff(tt.want, got); d != "" {
+					t.Errorf("body (-want +got):\n%s", d)
+				}
+				if ct := w.Header().Get("Content-Type"); ct != "application/json" {
+					t.Errorf("content type: got %q, want application/json", ct)
+				}
+			})
 		})
 	}
 }

@@ -80,7 +80,7 @@ func TestKubeProxyMetricsAreDocumented(t *testing.T) {
 	}
 	reg := prometheus.NewRegistry()
 	NewKubeProxyMetrics(reg, kubeProxyFigures)
-	h := Health(HealthConfig{Source: shop(), Registerer: reg})
+	h := Health(shop(), reg)
 	get(h, "/healthz")
 	get(h, "/livez")
 	exported := map[string]string{}

@@ -2,6 +2,7 @@ package web
 
 import (
 	"maps"
+	"net/http"
 	"net/netip"
 	"runtime"
 	"slices"
@@ -10,6 +11,7 @@ import (
 	"sync"
 
 	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/promhttp"
 	dto "github.com/prometheus/client_model/go"
 
 	"kproxy.dev/kproxy/health"
@@ -18,9 +20,8 @@ import (
 
 // MetricsConfig says what Metrics shows.
 type MetricsConfig struct {
-	// Summary returns the status without service ports, and those as the plan has them, in order of their keys, with
-	// what makes a row of one. A row is good until the next.
-	Summary func() (st plan.Status, services []*plan.Service, row func(*plan.Service) *plan.ServiceStatus)
+	// Summary returns the status without service ports, and those.
+	Summary func() (plan.Status, plan.ServiceRows)
 	Figures func() plan.Figures
 	// Services and Endpoints bound how many service ports and endpoints have series
 	// of their own; the others share one.
@@ -38,6 +39,7 @@ type Metrics struct {
 	info      series[plan.ServiceStatus]
 	endpoints series[plan.EndpointStatus]
 	kept      []*keptService // of every service port, in order
+	room      *room          // of the scrape that is under way, or of one that is over
 }
 
 // keptService holds what is remembered of a service port between scrapes.
@@ -47,6 +49,17 @@ type keptService struct {
 	standing  [3]string     // that info shows: data plane, state and cause
 	info      []*dto.LabelPair
 	endpoints map[netip.AddrPort]*kept
+
+	// Of one that shares its series: what the last scrape added to them. It adds the same while neither it nor what it
+	// has carried changes, as of most of thousands.
+	added   *contribution
+	carried plan.Connections
+}
+
+// contribution holds what a service port and its endpoints add to shared series and to the census.
+type contribution struct {
+	services, endpoints gauges
+	census              endpointCensus
 }
 
 // NewMetrics returns the metrics that c says beside those of a registry.
@@ -59,11 +72,34 @@ func NewMetrics(reg *prometheus.Registry, c MetricsConfig) *Metrics {
 	return m
 }
 
-// Gather implements [prometheus.Gatherer]. The series of service ports and of endpoints, thousands, come beside the registry,
-// which would check each and compare it with all others: the tests do.
+// Gather implements [prometheus.Gatherer].
 func (m *Metrics) Gather() ([]*dto.MetricFamily, error) {
+	out, _, err := transaction{m}.Gather()
+	return out, err
+}
+
+// serveMetrics answers with what g gathers.
+func serveMetrics(g prometheus.Gatherer) http.Handler {
+	t := prometheus.ToTransactionalGatherer(g)
+	if m, ok := g.(*Metrics); ok {
+		t = transaction{m}
+	}
+	return promhttp.HandlerForTransactional(t, promhttp.HandlerOpts{ErrorHandling: promhttp.ContinueOnError})
+}
+
+// transaction gathers metrics that are good until they have been written.
+type transaction struct{ *Metrics }
+
+// Gather implements [prometheus.TransactionalGatherer]. The series of service ports and of endpoints, thousands, come beside the
+// registry, which would check each and compare it with all others: the tests do.
+func (m transaction) Gather() ([]*dto.MetricFamily, func(), error) {
 	m.mu.Lock() // first: counters of before others' would look as if they began anew
 	defer m.mu.Unlock()
+	if m.room == nil {
+		m.room = &room{}
+	}
+	r := m.room
+	r.used = 0
 	out, err := m.reg.Gather()
 	for _, f := range slices.Concat(m.services.families, m.info.families, m.endpoints.families) {
 		if len(f.Metric) > 0 {
@@ -72,7 +108,12 @@ func (m *Metrics) Gather() ([]*dto.MetricFamily, error) {
 	}
 	m.services.families, m.info.families, m.endpoints.families = nil, nil, nil // the caller's
 	slices.SortFunc(out, func(a, b *dto.MetricFamily) int { return strings.Compare(a.GetName(), b.GetName()) })
-	return out, err
+	m.room = nil
+	return out, func() {
+		m.mu.Lock()
+		defer m.mu.Unlock()
+		m.room = r
+	}, err
 }
 
 func desc(name, help string, labels ...string) *prometheus.Desc {
@@ -104,43 +145,33 @@ func (m *Metrics) Describe(chan<- *prometheus.Desc) {}
 
 // Collect implements prometheus.Collector, for Gather.
 func (m *Metrics) Collect(ch chan<- prometheus.Metric) {
-	st, services, row := m.cfg.Summary()
+	st, rows := m.cfg.Summary()
 	f := m.cfg.Figures()
 	send := sender(ch)
 	collectProcess(st, send)
 	collectNode(&f, send)
-	m.follow(services)
-	m.services.begin()
-	m.info.begin()
-	m.endpoints.begin()
-	n := census{map[plan.DataPlane]int{}, map[plan.State]int{}, map[plan.Cause]int{}, map[standing]int{}}
-	for i, s := range services {
-		r, o := row(s), m.kept[i]
-		n.add(r)
-		m.services.assign(&o.kept, true, func() []string { return []string{r.Namespace, r.Port, r.Protocol, r.Name} })
-		if o.labels != nil {
-			m.services.send(r, o.labels)
-			m.info.send(r, o.infoOf(r))
-		} else {
-			m.services.share(&o.kept, r)
+	m.follow(rows.Services)
+	m.services.begin(m.room)
+	m.info.begin(m.room)
+	m.endpoints.begin(m.room)
+	n := census{planes: map[plan.DataPlane]int{}, states: map[plan.State]int{}, reasons: map[plan.Cause]int{}}
+	for i, s := range rows.Services {
+		n.planes[s.DataPlane]++
+		n.states[s.State]++
+		n.reasons[s.Cause]++
+		o, carried := m.kept[i], rows.Connections(i)
+		full := m.services.own >= m.services.limit // else it may get series of its own
+		if full && o.added != nil && o.carried == carried {
+			m.services.shared.add(&o.added.services)
+			m.endpoints.shared.add(&o.added.endpoints)
+			n.endpoints.add(&o.added.census)
+			continue
 		}
-		for i := range r.Endpoints {
-			e := &r.Endpoints[i]
-			was := o.endpoints[e.Address]
-			is := m.endpoints.assign(was, o.labels != nil, func() []string {
-				return []string{e.Address.String(), r.Namespace, r.Port, r.Protocol, r.Name}
-			})
-			if is != nil && is.labels != nil {
-				m.endpoints.send(e, is.labels)
-			} else {
-				is = m.endpoints.share(is, e)
-			}
-			if is != was {
-				if o.endpoints == nil {
-					o.endpoints = map[netip.AddrPort]*kept{}
-				}
-				o.endpoints[e.Address] = is
-			}
+		services, endpoints := m.services.shared, m.endpoints.shared
+		is := m.collectService(o, rows.Row(i))
+		n.endpoints.add(&is)
+		if o.carried, o.added = carried, nil; o.labels == nil {
+			o.added = &contribution{m.services.shared.minus(services), m.endpoints.shared.minus(endpoints), is}
 		}
 	}
 	n.collect(send)
@@ -149,10 +180,41 @@ func (m *Metrics) Collect(ch chan<- prometheus.Metric) {
 	for _, n := range []struct {
 		object        string
 		limit, shared int
-	}{{"service", m.cfg.Services, m.services.sharing}, {"endpoint", m.cfg.Endpoints, m.endpoints.sharing}} {
+	}{{"service", m.cfg.Services, m.services.shared.objects}, {"endpoint", m.cfg.Endpoints, m.endpoints.shared.objects}} {
 		send.gauge("kproxy_metrics_limit", "So many services, or endpoints, have series of their own at most.", float64(n.limit), "object", n.object)
 		send.gauge("kproxy_metrics_shared", "Service ports, or endpoints, beyond the limit: they share the series labelled other.", float64(n.shared), "object", n.object)
 	}
+}
+
+// collectService adds a service port and its endpoints to the series, and returns how its endpoints are.
+func (m *Metrics) collectService(o *keptService, r *plan.ServiceStatus) (n endpointCensus) {
+	m.services.assign(&o.kept, true, func() []string { return []string{r.Namespace, r.Port, r.Protocol, r.Name} })
+	if o.labels != nil {
+		m.services.send(r, o.labels)
+		m.info.send(r, o.infoOf(r))
+	} else {
+		m.services.share(&o.kept, r)
+	}
+	for i := range r.Endpoints {
+		e := &r.Endpoints[i]
+		n[slices.Index(healths, e.Health)][int(number(e.Usable))]++
+		was := o.endpoints[e.Address]
+		is := m.endpoints.assign(was, o.labels != nil, func() []string {
+			return []string{e.Address.String(), r.Namespace, r.Port, r.Protocol, r.Name}
+		})
+		if is != nil && is.labels != nil {
+			m.endpoints.send(e, is.labels)
+		} else {
+			is = m.endpoints.share(is, e)
+		}
+		if is != was {
+			if o.endpoints == nil {
+				o.endpoints = map[netip.AddrPort]*kept{}
+			}
+			o.endpoints[e.Address] = is
+		}
+	}
+	return n
 }
 
 // infoOf returns the labels that say where the service port stands.
@@ -182,7 +244,7 @@ func (m *Metrics) follow(services []*plan.Service) {
 		if o.of == s {
 			continue
 		}
-		o.of = s
+		o.of, o.added = s, nil
 		gone := maps.Clone(o.endpoints)
 		for i := range s.Endpoints {
 			delete(gone, s.Endpoints[i].Address)
@@ -250,28 +312,20 @@ type census struct {
 	planes    map[plan.DataPlane]int
 	states    map[plan.State]int
 	reasons   map[plan.Cause]int
-	endpoints map[standing]int
+	endpoints endpointCensus
 }
 
-type standing struct {
-	health string
-	usable bool
-}
+// healths lists the values of an endpoint's Health.
+var healths = []string{"up", "down", "unknown"}
 
-func (n *census) add(s *plan.ServiceStatus) {
-	n.planes[s.DataPlane]++
-	n.states[s.State]++
-	n.reasons[s.Cause]++
-	var last standing // most are alike
-	run := 0
-	for i := range s.Endpoints {
-		if is := (standing{s.Endpoints[i].Health, s.Endpoints[i].Usable}); is != last {
-			n.endpoints[last] += run
-			last, run = is, 0
-		}
-		run++
+// endpointCensus counts endpoints by their health, in the order of healths, and by whether they are usable.
+type endpointCensus [3][2]int32
+
+func (n *endpointCensus) add(m *endpointCensus) {
+	for i := range n {
+		n[i][0] += m[i][0]
+		n[i][1] += m[i][1]
 	}
-	n.endpoints[last] += run
 }
 
 // collect shows every data plane and state, also empty ones: a
@@ -289,9 +343,9 @@ func (n *census) collect(send sender) {
 	for _, c := range plan.Causes {
 		send.gauge("kproxy_service_reasons", "Service ports by the reason for their data plane and state.", float64(n.reasons[c]), "reason", string(c))
 	}
-	for _, health := range []string{"up", "down", "unknown"} {
-		for _, usable := range []bool{true, false} {
-			send.gauge("kproxy_endpoints", "Endpoints by health, usable or not.", float64(n.endpoints[standing{health, usable}]), "health", health, "usable", strconv.FormatBool(usable))
+	for i, health := range healths {
+		for k, n := range n.endpoints[i] {
+			send.gauge("kproxy_endpoints", "Endpoints by health, usable or not.", float64(n), "health", health, "usable", strconv.FormatBool(k == 1))
 		}
 	}
 }

@@ -2,6 +2,7 @@ package web
 
 import (
 	"os"
+	"reflect"
 	"regexp"
 	"slices"
 	"strings"
@@ -97,27 +98,37 @@ func metricsOf(src Source) MetricsConfig {
 	return MetricsConfig{Summary: summaryOf(src), Figures: kubeProxyFigures, Services: 500, Endpoints: 1000}
 }
 
-// summaryOf is the status of src as Metrics reads it, with all rows in the same room.
-func summaryOf(src Source) func() (plan.Status, []*plan.Service, func(*plan.Service) *plan.ServiceStatus) {
-	return func() (plan.Status, []*plan.Service, func(*plan.Service) *plan.ServiceStatus) {
+// summaryOf is the status of src as Metrics reads it, with all rows in the same room. What plans say of a service port is the
+// same value until it changes.
+func summaryOf(src Source) func() (plan.Status, plan.ServiceRows) {
+	before := map[service.Key]*plan.Service{}
+	return func() (plan.Status, plan.ServiceRows) {
 		st := src.Status()
 		rows := map[*plan.Service]plan.ServiceStatus{}
 		var services []*plan.Service
 		for _, r := range st.Services {
 			protocol, _ := service.ParseProtocol(r.Protocol)
-			s := &plan.Service{Port: &service.Port{Key: service.Key{Namespace: r.Namespace, Name: r.Name, Port: r.Port, Protocol: protocol}}}
+			s := &plan.Service{Port: &service.Port{Key: service.Key{Namespace: r.Namespace, Name: r.Name, Port: r.Port, Protocol: protocol}}, DataPlane: r.DataPlane, State: r.State, Cause: r.Cause}
 			for _, e := range r.Endpoints {
-				s.Endpoints = append(s.Endpoints, plan.Endpoint{Endpoint: &service.Endpoint{Address: e.Address}})
+				s.Endpoints = append(s.Endpoints, plan.Endpoint{Endpoint: &service.Endpoint{Address: e.Address}, Usable: e.Usable})
 			}
+			if was := before[s.Port.Key]; reflect.DeepEqual(was, s) {
+				s = was
+			}
+			before[s.Port.Key] = s
 			rows[s] = r
 			services = append(services, s)
 		}
 		var row plan.ServiceStatus
-		return st, services, func(s *plan.Service) *plan.ServiceStatus {
-			room := row.Endpoints[:0]
-			row = rows[s]
-			row.Endpoints = append(room, row.Endpoints...)
-			return &row
+		return st, plan.ServiceRows{
+			Services:    services,
+			Connections: func(i int) plan.Connections { return rows[services[i]].Connections },
+			Row: func(i int) *plan.ServiceStatus {
+				room := row.Endpoints[:0]
+				row = rows[services[i]]
+				row.Endpoints = append(room, row.Endpoints...)
+				return &row
+			},
 		}
 	}
 }
@@ -194,7 +205,7 @@ func TestNodeMetrics(t *testing.T) {
 		}
 	}
 	reg := NewMetrics(prometheus.NewPedanticRegistry(), c)
-	text := get(API(APIConfig{Source: shop(), Gatherer: reg}), "/metrics").Body.String()
+	text := get(API(APIConfig{Source: shop(), Recorder: NewRecorder(DefaultRecorderConfig(shop())), Gatherer: reg}), "/metrics").Body.String()
 	want := map[string]string{
 		"kproxy_set_entries": `{set="KPROXY-AFF"} 5
 {set="KPROXY-USER-4"} 7`,

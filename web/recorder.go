@@ -15,7 +15,7 @@ import (
 // RecorderConfig says what a Recorder reads and how much it keeps.
 type RecorderConfig struct {
 	Source Source
-	// Subscribe is where events come from; nil means Source.Subscribe.
+	// Subscribe is where events come from.
 	Subscribe func() (<-chan plan.Event, func())
 	// Node returns the figures that the status lacks; nil leaves them out.
 	Node func() plan.NodeFigures
@@ -42,7 +42,7 @@ type RecorderConfig struct {
 // the last request.
 func DefaultRecorderConfig(src Source) RecorderConfig {
 	return RecorderConfig{
-		Source: src, Interval: 2 * time.Second, IdleInterval: 10 * time.Second, IdleAfter: time.Minute,
+		Source: src, Subscribe: src.Subscribe, Interval: 2 * time.Second, IdleInterval: 10 * time.Second, IdleAfter: time.Minute,
 		Samples: 150, Events: 2000, ServiceEvents: 24,
 	}
 }
@@ -90,9 +90,6 @@ type record struct {
 
 // NewRecorder returns a Recorder that knows nothing before Run.
 func NewRecorder(c RecorderConfig) *Recorder {
-	if c.Subscribe == nil {
-		c.Subscribe = c.Source.Subscribe
-	}
 	return &Recorder{cfg: c, hub: hub{watched: make(chan struct{}, 1)}, byKey: map[string]*record{}, timeline: eventRing{limit: c.Events}}
 }
 

@@ -701,7 +701,7 @@ func BenchmarkIdleSample(b *testing.B) {
 		keys = append(keys, service.Key{Namespace: "team", Name: netip.AddrFrom4([4]byte{0, 0, byte(i >> 8), byte(i)}).String()})
 	}
 	n := uint64(0)
-	c := DefaultRecorderConfig(nil)
+	c := DefaultRecorderConfig(&fakeSource{})
 	c.Subscribe = func() (<-chan plan.Event, func()) { return nil, nil }
 	p := &plan.Plan{}
 	c.Traffic = func(last *plan.Plan) (*plan.Plan, func(each func(service.Key, plan.DataPlane, plan.Connections))) {

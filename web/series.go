@@ -91,11 +91,32 @@ type series[T any] struct {
 	columns  []column[T]
 	names    []string // of labels
 	limit    int
-	own      int                 // how many have series of their own
-	sharing  int                 // how many share
-	other    figures             // what the shared series show
+	own      int     // how many have series of their own
+	other    figures // what the shared counters show
+	room     *room
+	shared   gauges              // of the scrape that is under way
 	families []*dto.MetricFamily // of the scrape that is under way, one for each column
-	room     []sample            // for metrics of it
+}
+
+// gauges hold those of the shared series, and of how many objects.
+type gauges struct {
+	figures
+	objects int
+}
+
+func (g *gauges) add(more *gauges) {
+	for i := range g.figures {
+		g.figures[i] += more.figures[i]
+	}
+	g.objects += more.objects
+}
+
+func (g gauges) minus(less gauges) gauges {
+	for i := range g.figures {
+		g.figures[i] -= less.figures[i]
+	}
+	g.objects -= less.objects
+	return g
 }
 
 // kept holds what is remembered of an object between scrapes.
@@ -111,15 +132,12 @@ func (s *series[T]) release(o *kept) {
 	}
 }
 
-// begin empties what a scrape adds up.
-func (s *series[T]) begin() {
-	s.sharing, s.families = 0, make([]*dto.MetricFamily, len(s.columns))
+// begin empties what a scrape adds up, and makes its metrics in r.
+func (s *series[T]) begin(r *room) {
+	s.room, s.shared, s.families = r, gauges{}, make([]*dto.MetricFamily, len(s.columns))
 	for i := range s.columns {
 		c := &s.columns[i]
 		s.families[i] = &dto.MetricFamily{Name: &c.name, Help: &c.help, Type: &c.kind}
-		if c.kind == dto.MetricType_GAUGE {
-			s.other[i] = 0
-		}
 	}
 }
 
@@ -156,23 +174,17 @@ func (s *series[T]) send(t *T, labels []*dto.LabelPair) {
 }
 
 func (s *series[T]) add(column int, v float64, labels []*dto.LabelPair) {
-	if len(s.room) == 0 {
-		s.room = make([]sample, 256)
-	}
-	x := &s.room[0]
-	s.room = s.room[1:]
-	x.value, x.Label = v, labels
+	x := s.room.sample()
+	x.value, x.Label, x.Counter, x.Gauge = v, labels, nil, nil
 	if s.columns[column].kind == dto.MetricType_COUNTER {
-		x.counter.Value = &x.value
 		x.Counter = &x.counter
 	} else {
-		x.gauge.Value = &x.value
 		x.Gauge = &x.gauge
 	}
 	s.families[column].Metric = append(s.families[column].Metric, &x.Metric)
 }
 
-// sample is a metric with what it points to. Many are made at once, as a scrape has thousands.
+// sample is a metric with what it points to.
 type sample struct {
 	dto.Metric
 	value   float64
@@ -180,15 +192,34 @@ type sample struct {
 	gauge   dto.Gauge
 }
 
+// room holds the samples of a scrape, of which there are thousands: once its answer is written, another one uses them.
+type room struct {
+	blocks [][]sample
+	used   int // samples
+}
+
+const samplesOfBlock = 256
+
+// sample returns one that is free.
+func (r *room) sample() *sample {
+	if r.used == len(r.blocks)*samplesOfBlock {
+		r.blocks = append(r.blocks, make([]sample, samplesOfBlock))
+	}
+	x := &r.blocks[r.used/samplesOfBlock][r.used%samplesOfBlock]
+	x.counter.Value, x.gauge.Value = &x.value, &x.value
+	r.used++
+	return x
+}
+
 // share adds t to the shared series, and returns what is to be kept of it; o is what was, nil for nothing.
 func (s *series[T]) share(o *kept, t *T) *kept {
-	s.sharing++
+	s.shared.objects++
 	for i, c := range s.columns {
 		v := c.value(t)
 		switch {
 		case c.noSum:
 		case c.kind == dto.MetricType_GAUGE:
-			s.other[i] += v
+			s.shared.figures[i] += v
 		case v != 0 || o != nil && o.last != nil:
 			if o == nil {
 				o = &kept{}
@@ -205,13 +236,13 @@ func (s *series[T]) share(o *kept, t *T) *kept {
 
 // sendShared adds the shared series, once there are any.
 func (s *series[T]) sendShared() {
-	if s.sharing == 0 && s.other == (figures{}) {
+	if s.shared.objects == 0 && s.other == (figures{}) {
 		return
 	}
 	others := pairs(s.names, slices.Repeat([]string{"other"}, len(s.names))...) // no protocol is called so
 	for i, c := range s.columns {
 		if !c.noSum {
-			s.add(i, s.other[i], others)
+			s.add(i, s.other[i]+s.shared.figures[i], others) // one of them is 0
 		}
 	}
 }

@@ -3,6 +3,7 @@ package web
 import (
 	"fmt"
 	"net/netip"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -10,6 +11,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/testutil"
+	dto "github.com/prometheus/client_model/go"
 
 	"kproxy.dev/kproxy/plan"
 )
@@ -93,6 +95,9 @@ func TestSeriesAreBounded(t *testing.T) {
 		if got := scrape(t, reg, "kproxy_endpoint_connections_total"); got != step.endpoints {
 			t.Errorf("%s: endpoints %+v, want %+v", step.name, got, step.endpoints)
 		}
+		if got, want := scrape(t, reg, "kproxy_service_endpoints").sum, float64(2*len(step.services)); got != want {
+			t.Errorf("%s: %g endpoints, want %g", step.name, got, want)
+		}
 		want := fmt.Sprintf(`
 # HELP kproxy_metrics_shared Service ports, or endpoints, beyond the limit: they share the series labelled other.
 # TYPE kproxy_metrics_shared gauge
@@ -140,13 +145,13 @@ func TestScrapesThatOverlap(t *testing.T) {
 	c := metricsOf(src)
 	c.Services = 0
 	began := make(chan bool, 3)
-	c.Summary = func() (plan.Status, []*plan.Service, func(*plan.Service) *plan.ServiceStatus) {
+	c.Summary = func() (plan.Status, plan.ServiceRows) {
 		began <- true
-		st, all, row := summaryOf(src)()
+		st, rows := summaryOf(src)()
 		if st.Services[0].Connections.Total == 20 { // the first: the second is to be done before
 			time.Sleep(200 * time.Millisecond)
 		}
-		return st, all, row
+		return st, rows
 	}
 	reg := NewMetrics(prometheus.NewPedanticRegistry(), c)
 	first := make(chan bool)
@@ -163,6 +168,31 @@ func TestScrapesThatOverlap(t *testing.T) {
 	<-first
 	if got, want := scrape(t, reg, "kproxy_service_connections_total"), (family{1, 22, 22}); got != want {
 		t.Errorf("%+v, want %+v", got, want)
+	}
+}
+
+// TestAnswersStandUntilTheyAreWritten: a scrape doesn't use what another one still writes.
+func TestAnswersStandUntilTheyAreWritten(t *testing.T) {
+	src := &fakeSource{status: plan.Status{Services: services(0, 1, 10)}}
+	m := transaction{NewMetrics(prometheus.NewPedanticRegistry(), metricsOf(src))}
+	gather := func(total uint64) (value func() float64, done func()) {
+		src.change(func(st *plan.Status) { st.Services = services(0, 1, total) })
+		families, done, err := m.Gather()
+		if err != nil {
+			t.Fatal(err)
+		}
+		i := slices.IndexFunc(families, func(f *dto.MetricFamily) bool { return f.GetName() == "kproxy_service_connections_total" })
+		return families[i].GetMetric()[0].GetCounter().GetValue, done
+	}
+	first, over := gather(10)
+	second, _ := gather(11)
+	if first() != 20 || second() != 22 {
+		t.Errorf("two at once say %v and %v, want 20 and 22", first(), second())
+	}
+	over()
+	third, _ := gather(12)
+	if second() != 22 || third() != 24 {
+		t.Errorf("once one is written, another one says %v and the next %v, want 22 and 24", second(), third())
 	}
 }
 
@@ -259,7 +289,7 @@ func BenchmarkScrape(b *testing.B) {
 			c := metricsOf(src)
 			c.Services, c.Endpoints = limits[0], limits[1]
 			reg := NewMetrics(prometheus.NewRegistry(), c)
-			h := API(APIConfig{Source: src, Gatherer: reg})
+			h := API(APIConfig{Source: src, Recorder: NewRecorder(DefaultRecorderConfig(src)), Gatherer: reg})
 			for b.Loop() {
 				if w := get(h, "/metrics"); w.Code != 200 {
 					b.Fatalf("status %d", w.Code)

@@ -8,9 +8,10 @@ import (
 	"net"
 	"os"
 	"path/filepath"
-	"sync/atomic"
 	"syscall"
 	"time"
+
+	"kproxy.dev/kproxy/service/lockfile"
 )
 
 // ErrRunning is returned by LockControl and ListenControl when another kproxy has
@@ -36,28 +37,30 @@ func ListenControl(ctx context.Context, path string) (net.Listener, error) {
 // lockRetry is how often a lock is tried that another kproxy holds.
 const lockRetry = 100 * time.Millisecond
 
-// LockControl takes the lock of the control socket at path, the file PATH.lock, in
+// LockPath returns the lock file of the control socket at path.
+func LockPath(path string) string { return path + ".lock" }
+
+// LockControl takes the lock of the control socket at path, in
 // a directory that it makes where there is none. While another kproxy holds it, it
 // waits: for patience at most, or until ctx ends; waiting is called once, with the
 // reason. Where a pod is replaced at once, its predecessor is still draining. The
-// caller closes the lock when everything of this kproxy has ended, which removes the
-// file; the kernel releases the lock however a process ends.
-func LockControl(ctx context.Context, path string, patience time.Duration, waiting func(error)) (*Lock, error) {
+// caller releases the lock when everything of this kproxy has ended.
+func LockControl(ctx context.Context, path string, patience time.Duration, waiting func(error)) (*os.File, error) {
 	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
 		return nil, fmt.Errorf("open control socket: %w", err)
 	}
-	lock, err := LockFile(path + ".lock")
-	if errors.Is(err, ErrRunning) && patience > 0 {
+	lock, err := lockfile.Take(LockPath(path))
+	if isHeld(err) && patience > 0 {
 		waiting(describe(path, err))
 		ctx, cancel := context.WithTimeout(ctx, patience)
 		defer cancel()
 		again := time.NewTicker(lockRetry)
 		defer again.Stop()
-		for errors.Is(err, ErrRunning) && ctx.Err() == nil {
+		for isHeld(err) && ctx.Err() == nil {
 			select {
 			case <-ctx.Done():
 			case <-again.C:
-				lock, err = LockFile(path + ".lock")
+				lock, err = lockfile.Take(LockPath(path))
 			}
 		}
 	}
@@ -67,74 +70,17 @@ func LockControl(ctx context.Context, path string, patience time.Duration, waiti
 	return lock, nil
 }
 
+// isHeld reports whether err says that another process has a lock.
+func isHeld(err error) bool {
+	_, held := errors.AsType[*lockfile.Held](err)
+	return held
+}
+
 func describe(path string, err error) error {
-	if errors.Is(err, ErrRunning) {
+	if errors.Is(err, ErrRunning) || isHeld(err) {
 		return fmt.Errorf("%w: it holds the control socket %s; stop it, or give this one its own with --socket", ErrRunning, path)
 	}
 	return fmt.Errorf("open control socket: %w", err)
-}
-
-// Lock is a locked file, which Close removes before it unlocks it.
-type Lock struct {
-	*os.File
-	shared atomic.Bool // with another process, which it is left to
-}
-
-// InheritLock is the lock of the control socket at path that another process has as well, whose descriptor it takes over.
-func InheritLock(fd int, path string) *Lock {
-	return &Lock{File: os.NewFile(uintptr(fd), path+".lock")}
-}
-
-// Leave leaves the lock to another process that has its descriptor: Close neither removes nor unlocks it. Keep ends that.
-func (l *Lock) Leave() { l.shared.Store(true) }
-
-// Keep has Close release the lock again.
-func (l *Lock) Keep() { l.shared.Store(false) }
-
-// Close releases the lock.
-func (l *Lock) Close() (err error) {
-	if !l.shared.Load() {
-		err = os.Remove(l.Name())
-	}
-	if errors.Is(err, fs.ErrNotExist) {
-		err = nil
-	}
-	return errors.Join(err, l.File.Close())
-}
-
-// LockFile makes and locks the file at path; the error is ErrRunning while another
-// process holds it. Closing the lock removes the file. It locks the file that path names
-// once it is locked: a holder may have removed the one that was opened.
-func LockFile(path string) (*Lock, error) {
-	for {
-		f, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR, 0o600)
-		if err != nil {
-			return nil, err
-		}
-		err = syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB)
-		if err == nil {
-			if named(f, path) {
-				return &Lock{File: f}, nil
-			}
-			_ = f.Close()
-			continue
-		}
-		_ = f.Close()
-		if errors.Is(err, syscall.EWOULDBLOCK) {
-			return nil, ErrRunning
-		}
-		return nil, fmt.Errorf("lock %s: %w", path, err)
-	}
-}
-
-// named reports whether path names f.
-func named(f *os.File, path string) bool {
-	mine, err := f.Stat()
-	if err != nil {
-		return false
-	}
-	now, err := os.Stat(path)
-	return err == nil && os.SameFile(mine, now)
 }
 
 // removeStale removes the socket file at path if no process listens on it.

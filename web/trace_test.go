@@ -40,7 +40,8 @@ func TestTraceRequests(t *testing.T) {
 		}
 		return res, nil
 	}}
-	api, control := API(APIConfig{Source: src}), Control(APIConfig{Source: src, Recorder: NewRecorder(DefaultRecorderConfig(src))}, nil)
+	c := APIConfig{Source: src, Recorder: NewRecorder(DefaultRecorderConfig(src))}
+	api, control := API(c), Control(c, nil)
 	for _, c := range []struct {
 		handler http.Handler
 		target  string
@@ -80,7 +81,7 @@ func TestTraceRequests(t *testing.T) {
 // and one whose client has gone takes none.
 func TestTracesAtOnce(t *testing.T) {
 	begun, goOn := make(chan bool, 10), make(chan bool)
-	api := API(APIConfig{Source: tracing{&fakeSource{}, func(context.Context, trace.Request) (trace.Result, error) {
+	api := API(APIConfig{Recorder: NewRecorder(DefaultRecorderConfig(shop())), Source: tracing{&fakeSource{}, func(context.Context, trace.Request) (trace.Result, error) {
 		begun <- true
 		<-goOn
 		return trace.Result{}, nil

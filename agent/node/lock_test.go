@@ -6,7 +6,8 @@ import (
 	"strings"
 	"testing"
 
-	"kproxy.dev/kproxy/kernel/kerneltest"
+	"kproxy.dev/kproxy/service/lockfile"
+	"kproxy.dev/kproxy/test/kerneltest"
 )
 
 // TestLockNode: one at a time in a network namespace; nothing is left behind.
@@ -19,7 +20,7 @@ func TestLockNode(t *testing.T) {
 	if _, err := Lock(); err == nil || !strings.Contains(err.Error(), "(process "+strconv.Itoa(os.Getpid())+") is already running") {
 		t.Errorf("a second kproxy gets error %v, want one that names the first", err)
 	}
-	Unlock(lock)
+	lockfile.Release(lock)
 	again, err := Lock()
 	if err != nil {
 		t.Fatalf("after the first has ended: %v", err)
@@ -31,7 +32,7 @@ func TestLockNode(t *testing.T) {
 	if _, err := os.Stat(path); err != nil {
 		t.Errorf("while it is held: %v", err)
 	}
-	Unlock(again)
+	lockfile.Release(again)
 	if _, err := os.Stat(path); !os.IsNotExist(err) {
 		t.Errorf("after the end the file is still there (%v)", err)
 	}

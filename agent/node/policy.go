@@ -11,6 +11,7 @@ import (
 	"kproxy.dev/kproxy/config"
 	"kproxy.dev/kproxy/kernel"
 	"kproxy.dev/kproxy/plan"
+	"kproxy.dev/kproxy/service"
 )
 
 // PolicyOf returns the part of the configuration that decisions depend on.
@@ -40,11 +41,13 @@ func PolicyOf(c config.Config) plan.Policy {
 // Networks holds what decisions depend on of the host's links and addresses. They
 // are looked up apart from plans: where every service has its address on kproxy's
 // own link, listing the addresses takes longer than making a plan. Safe for
-// concurrent use.
+// concurrent use, but for Read, which one goroutine at a time calls.
 type Networks struct {
-	Host  kernel.Facts
-	blind bool // it was said that filters can't be read
-	now   atomic.Pointer[networkState]
+	Host   kernel.Facts
+	events kernel.RouteEvents
+	calls  [2]bool // BridgeCallsNetfilter when they were read
+	blind  bool    // it was said that filters can't be read
+	now    atomic.Pointer[networkState]
 }
 
 // networkState is never modified.
@@ -53,7 +56,7 @@ type networkState struct {
 	filtered bool // what the node sends to hosts of Bridged is, by network policies
 }
 
-// Read lists them and reports whether anything has changed. What can't be
+// Read lists them, if the kernel tells of changes, and reports whether anything has changed. What can't be
 // listed is taken to be as it was; at start there is nothing to go by, and the
 // error matters.
 func (n *Networks) Read(log *slog.Logger) (changed bool, err error) {
@@ -63,10 +66,17 @@ func (n *Networks) Read(log *slog.Logger) (changed bool, err error) {
 		was = *last
 	}
 	now := was
-	found, err := kernel.ReadNetworks()
-	if err == nil {
-		now.Networks = found
+	if calls := [2]bool{kernel.BridgeCallsNetfilter(service.IPv4), kernel.BridgeCallsNetfilter(service.IPv6)}; calls != n.calls {
+		n.calls = calls
+		n.events.Again()
 	}
+	err = n.events.Look(func() error {
+		found, err := kernel.ReadNetworks()
+		if err == nil {
+			now.Networks = found
+		}
+		return err
+	})
 	var filterErr error
 	if len(now.Bridged) > 0 {
 		var filtered bool

@@ -32,7 +32,7 @@ type Serve func(ctx context.Context, l net.Listener, now func() plan.HealthPort)
 // A port that can't be listened on is tried again with every plan, and every
 // retryEvery.
 type Ports struct {
-	serve Serve // nil: there are none
+	serve Serve
 	log   *slog.Logger
 	event func(h plan.HealthPort, why string)
 
@@ -62,7 +62,7 @@ type server struct {
 
 const retryEvery = 5 * time.Second
 
-// New returns Ports that serve nothing before Run; nothing at all if serve is nil. event keeps the event that a port can't be
+// New returns Ports that serve nothing before Run. event keeps the event that a port can't be
 // served, and why.
 func New(serve Serve, log *slog.Logger, event func(plan.HealthPort, string)) *Ports {
 	return &Ports{
@@ -73,9 +73,6 @@ func New(serve Serve, log *slog.Logger, event func(plan.HealthPort, string)) *Po
 
 // Follow has the servers follow p, to which d leads from the plan before.
 func (h *Ports) Follow(p *plan.Plan, d plan.Delta) {
-	if h.serve == nil {
-		return
-	}
 	was := h.wanted.Load()
 	w := &wantedPorts{addresses: addressesOf(&p.Policy)}
 	if was != nil && d.SameHealthPorts() {

@@ -9,8 +9,8 @@ import (
 
 	"kproxy.dev/kproxy/agent/offline"
 	"kproxy.dev/kproxy/kernel"
-	"kproxy.dev/kproxy/kernel/kerneltest"
 	"kproxy.dev/kproxy/plan"
+	"kproxy.dev/kproxy/test/kerneltest"
 )
 
 // What a host lacks is found out without leaving anything there. A process of its own

@@ -12,6 +12,7 @@ import (
 	"kproxy.dev/kproxy/config"
 	"kproxy.dev/kproxy/kernel"
 	"kproxy.dev/kproxy/kernel/leftovers"
+	"kproxy.dev/kproxy/service/lockfile"
 )
 
 // Cleanup removes everything kproxy ever programmed on this host, in every
@@ -22,7 +23,7 @@ func Cleanup(ctx context.Context, stateDir string, routeTable int) error {
 	if err != nil {
 		return err
 	}
-	defer node.Unlock(lock)
+	defer lockfile.Release(lock)
 	for _, d := range node.DriversOf(config.Default()) {
 		if err := d.Remove(ctx, routeTable); err != nil {
 			return err

@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"io"
 	"net"
-	"net/netip"
 	"os"
 	"time"
 
@@ -204,8 +203,8 @@ func CountersOut(figures map[service.Key]conntrack.ServiceFigures) (out []handov
 	}
 	for k, s := range figures {
 		row := handover.Service{Namespace: k.Namespace, Name: k.Name, Port: k.Port, Protocol: uint32(k.Protocol), Counters: counters(s.Figures)}
-		for address, f := range s.Endpoints {
-			row.Endpoints = append(row.Endpoints, handover.Endpoint{Address: handover.Packed(address), Counters: counters(f)})
+		for _, e := range s.Endpoints {
+			row.Endpoints = append(row.Endpoints, handover.Endpoint{Address: handover.Packed(e.Address), Counters: counters(e.Figures)})
 		}
 		out = append(out, row)
 	}
@@ -219,9 +218,9 @@ func countersIn(in []handover.Service) map[service.Key]conntrack.ServiceFigures 
 	}
 	out := make(map[service.Key]conntrack.ServiceFigures, len(in))
 	for _, row := range in {
-		s := conntrack.ServiceFigures{Figures: figures(row.Counters), Endpoints: map[netip.AddrPort]conntrack.Figures{}}
+		s := conntrack.ServiceFigures{Figures: figures(row.Counters)}
 		for _, e := range row.Endpoints {
-			s.Endpoints[handover.Unpacked(e.Address)] = figures(e.Counters)
+			s.Endpoints = append(s.Endpoints, conntrack.EndpointFigures{Address: handover.Unpacked(e.Address), Figures: figures(e.Counters)})
 		}
 		out[service.Key{Namespace: row.Namespace, Name: row.Name, Port: row.Port, Protocol: service.Protocol(row.Protocol)}] = s
 	}

@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/prometheus/client_golang/prometheus"
 	"github.com/urfave/cli/v2"
 	"sigs.k8s.io/yaml"
 
@@ -102,7 +103,7 @@ func (f *fakeProxy) served(rec *web.Recorder) web.APIConfig {
 	if f.config == nil {
 		f.config = map[string]any{"kproxy.dev": map[string]any{"master": "https://example"}}
 	}
-	return web.APIConfig{Source: f, Recorder: rec, Log: func() []byte { return []byte(f.log) }, Configz: f.config}
+	return web.APIConfig{Source: f, Recorder: rec, Gatherer: prometheus.NewRegistry(), Log: func() []byte { return []byte(f.log) }, Configz: f.config}
 }
 
 func (f *fakeProxy) serve(t *testing.T) string {

@@ -69,7 +69,7 @@ var labService = netip.MustParseAddrPort("10.96.0.10:80")
 // on the node.
 type labSession struct {
 	pace      pace
-	lock      labLock
+	lock      *os.File
 	net       *lab.Network
 	manifest  lab.Manifest
 	manifests string // directory
@@ -198,7 +198,7 @@ func (s *labSession) stop() error {
 	if s.proxy != nil && s.proxy.Running() {
 		err = s.proxy.Kill()
 	}
-	return errors.Join(err, s.net.Down(), s.lock.unlock())
+	return errors.Join(err, s.net.Down(), unlockLab(s.lock))
 }
 
 // service returns the status of the lab's TCP service port.

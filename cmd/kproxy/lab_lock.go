@@ -4,60 +4,43 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"os"
-	"strconv"
-	"strings"
 	"syscall"
 	"time"
 
 	"kproxy.dev/kproxy/lab"
-	"kproxy.dev/kproxy/web"
+	"kproxy.dev/kproxy/service/lockfile"
 )
 
 // labDir holds the manifests of the lab that is up, for users to edit, its socket and
 // state. It goes with the lab, as does the lock beside it.
 const labDir = "/run/kproxy-lab"
 
-// labOwner is a file with the process id of the lab.
-const labOwner = labDir + "/lab.pid"
-
 // labRunning is the error for a second lab: all have the same names.
-type labRunning struct{ pid int } // 0 if it isn't known
+type labRunning struct{ *lockfile.Held }
 
 func (e *labRunning) Error() string {
-	who := "a lab is up already"
-	if e.pid != 0 {
-		who += fmt.Sprintf(" (process %d)", e.pid)
-	}
-	return who + ": leave it by Ctrl-C in its terminal, or end it with `kproxy lab down`"
+	return "a lab is up already" + e.By() + ": leave it by Ctrl-C in its terminal, or end it with `kproxy lab down`"
 }
-
-// labLock is a lab's lock.
-type labLock struct{ io.Closer }
 
 // lockLab makes this process the one that has the lab, and its directory empty: a lab that
-// was killed may have left files. The kernel drops the lock however the process ends. The
-// error is a *labRunning while another process has the lab.
-func lockLab() (labLock, error) {
-	lock, err := web.LockFile(labDir + ".lock")
-	if errors.Is(err, web.ErrRunning) {
-		text, _ := os.ReadFile(labOwner)
-		pid, _ := strconv.Atoi(strings.TrimSpace(string(text))) // the lab may just be writing it
-		return labLock{}, &labRunning{pid}
+// was killed may have left files. The error is a *labRunning while another process has the lab.
+func lockLab() (*os.File, error) {
+	lock, err := lockfile.Take(labDir + ".lock")
+	if held, ok := errors.AsType[*lockfile.Held](err); ok {
+		return nil, &labRunning{held}
 	}
 	if err != nil {
-		return labLock{}, fmt.Errorf("lock the lab: %w", err)
+		return nil, fmt.Errorf("lock the lab: %w", err)
 	}
-	err = errors.Join(os.RemoveAll(labDir), os.MkdirAll(labDir, 0o700), os.WriteFile(labOwner, fmt.Appendln(nil, os.Getpid()), 0o644))
-	if err != nil {
-		return labLock{}, errors.Join(fmt.Errorf("prepare the lab's directory: %w", err), lock.Close())
+	if err := errors.Join(os.RemoveAll(labDir), os.Mkdir(labDir, 0o700)); err != nil {
+		return nil, errors.Join(fmt.Errorf("prepare the lab's directory: %w", err), lockfile.Release(lock))
 	}
-	return labLock{lock}, nil
+	return lock, nil
 }
 
-// unlock removes the lab's directory, and then the lock.
-func (l labLock) unlock() error { return errors.Join(os.RemoveAll(labDir), l.Close()) }
+// unlockLab removes the lab's directory, and then the lock.
+func unlockLab(lock *os.File) error { return errors.Join(os.RemoveAll(labDir), lockfile.Release(lock)) }
 
 // endLab ends the lab that is up, if there is one, and removes what one that was killed
 // has left. It waits for 30 s at most.
@@ -68,13 +51,13 @@ func endLab(ctx context.Context) error {
 	for {
 		lock, err := lockLab()
 		if err == nil {
-			return errors.Join(lab.DownAll(lab.DefaultPrefix), lock.unlock())
+			return errors.Join(lab.DownAll(lab.DefaultPrefix), unlockLab(lock))
 		}
 		running, ok := errors.AsType[*labRunning](err)
 		if !ok {
 			return err
 		}
-		if pid := running.pid; pid != 0 && pid != signalled {
+		if pid := running.PID; pid != 0 && pid != signalled {
 			signalled = pid // once: a second SIGTERM means "at once"
 			if err := syscall.Kill(pid, syscall.SIGTERM); err != nil && !errors.Is(err, syscall.ESRCH) {
 				return fmt.Errorf("end the lab of process %d: %w", pid, err)

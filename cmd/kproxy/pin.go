@@ -3,7 +3,6 @@ package main
 import (
 	"context"
 	"fmt"
-	"strconv"
 
 	"github.com/urfave/cli/v2"
 
@@ -63,9 +62,5 @@ func (t *target) pins(ctx context.Context, client *web.Client, pref service.Pref
 
 // pinRequest pins one service port.
 func pinRequest(s *plan.ServiceStatus, pref service.Preference) web.PinRequest {
-	port := s.Port
-	if port == "" && len(s.Addresses) > 0 {
-		port = strconv.Itoa(int(s.Addresses[0].Port()))
-	}
-	return web.PinRequest{Namespace: s.Namespace, Name: s.Name, Port: port, Preference: pref}
+	return web.PinRequest{Namespace: s.Namespace, Name: s.Name, Port: s.PortName(), Preference: pref}
 }

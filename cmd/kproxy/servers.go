@@ -21,6 +21,7 @@ import (
 	"kproxy.dev/kproxy/agent/takeover"
 	"kproxy.dev/kproxy/config"
 	"kproxy.dev/kproxy/plan"
+	"kproxy.dev/kproxy/service/lockfile"
 	"kproxy.dev/kproxy/userspace"
 	"kproxy.dev/kproxy/userspace/handover"
 	"kproxy.dev/kproxy/web"
@@ -165,7 +166,7 @@ func (s *servers) run(ctx context.Context, src source, rec *web.Recorder, reg *p
 		}
 	}
 	if s.health != nil {
-		health := web.Health(web.HealthConfig{Source: src, Registerer: reg})
+		health := web.Health(src, reg)
 		g.Go(func() error { return conns.Serve(ctx, s.health, health) })
 	}
 	return g.Wait()
@@ -192,10 +193,10 @@ func (s source) Status() plan.Status {
 }
 
 // Summary returns the agent's, and the state of the configuration file.
-func (s source) Summary() (plan.Status, []*plan.Service, func(*plan.Service) *plan.ServiceStatus) {
-	st, services, row := s.Agent.Summary()
+func (s source) Summary() (plan.Status, plan.ServiceRows) {
+	st, rows := s.Agent.Summary()
 	st.Sources = append(st.Sources, s.cfg.source()...)
-	return st, services, row
+	return st, rows
 }
 
 // Health returns what the health endpoints report.
@@ -269,7 +270,7 @@ func vanished(err error) bool {
 
 // begin takes the lock of the control socket, or gets it from the kproxy to take over from. The error is takeover.ErrNotTakenOver if
 // that one keeps it.
-func begin(ctx context.Context, o agent.Options) (*web.Lock, *takeover.Predecessor, error) {
+func begin(ctx context.Context, o agent.Options) (*os.File, *takeover.Predecessor, error) {
 	lock, err := web.LockControl(ctx, o.Config.Socket, 0, nil)
 	if !errors.Is(err, web.ErrRunning) {
 		return lock, nil, err
@@ -279,7 +280,7 @@ func begin(ctx context.Context, o agent.Options) (*web.Lock, *takeover.Predecess
 		var from *takeover.Predecessor
 		if from, err = takeover.Succeed(handover.NewConn(conn)); err == nil {
 			if fd, found := from.File(lockName); found {
-				return web.InheritLock(fd, o.Config.Socket), from, nil
+				return os.NewFile(uintptr(fd), web.LockPath(o.Config.Socket)), from, nil
 			}
 			from.Close()
 			err = errors.New("it didn't pass on the lock of the control socket")
@@ -296,7 +297,7 @@ const lockName = "lock --socket"
 
 // waitForLock takes the lock of the control socket once another kproxy has ended: one that is being replaced, or that is of a release
 // that can't be taken over.
-func waitForLock(ctx context.Context, o agent.Options) (*web.Lock, error) {
+func waitForLock(ctx context.Context, o agent.Options) (*os.File, error) {
 	patience := o.Config.DrainTimeout + lockMargin
 	return web.LockControl(ctx, o.Config.Socket, patience, func(why error) {
 		o.Log.Warn("waiting for another kproxy to end", "for", patience, "problem", why)
@@ -308,10 +309,16 @@ func inPod() bool { return os.Getenv("KUBERNETES_SERVICE_HOST") != "" }
 
 // runWith runs the agent with its servers, which answer until the very end, draining included, unless another kproxy has
 // taken over: that has their listeners.
-func runWith(ctx context.Context, o agent.Options, cfg *settled, lock *web.Lock, from *takeover.Predecessor) error {
-	defer lock.Close() // last: the next one opens the same ports
+func runWith(ctx context.Context, o agent.Options, cfg *settled, lock *os.File, from *takeover.Predecessor) error {
+	var a *agent.Agent
+	defer func() { // last: the next one opens the same ports
+		if from.Pending() || a != nil && a.Relieved() {
+			_ = lock.Close() // another kproxy has it as well
+			return
+		}
+		_ = lockfile.Release(lock)
+	}()
 	if from != nil {
-		lock.Leave() // until this one has taken over
 		defer from.Close()
 	}
 	s, err := openServers(ctx, o.Config, from)
@@ -329,14 +336,12 @@ func runWith(ctx context.Context, o agent.Options, cfg *settled, lock *web.Lock,
 	conns := web.NewConnections(share.HTTP, o.Log)
 	reg := prometheus.NewRegistry()
 	reg.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
-	var a *agent.Agent
 	o.Observer = web.NewKubeProxyMetrics(reg, func() plan.Figures { return a.Figures() })
 	o.HealthPort = func(ctx context.Context, l net.Listener, now func() plan.HealthPort) error {
 		return conns.Serve(ctx, l, web.HealthPort(source{a, cfg}, now))
 	}
 	began := make(chan struct{}) // a predecessor answers before
 	o.Predecessor, o.TookOver = from, func() {
-		lock.Keep()
 		if err := keepControl(s.control); err != nil {
 			o.Log.Warn("the control socket is the last kproxy's", "error", err)
 		}
@@ -369,7 +374,6 @@ func runWith(ctx context.Context, o agent.Options, cfg *settled, lock *web.Lock,
 		a.HandOver(handover.NewConn(conn), takeover.Belongings{
 			Files: append(slices.Clone(files), takeover.File{Name: lockName, FD: int(lock.Fd())}), History: rec.Save,
 			Relieved: func() {
-				lock.Leave()
 				s.control.(*net.UnixListener).SetUnlinkOnClose(false)
 				stop()
 			},

@@ -118,9 +118,7 @@ func (t *target) isFrontend(s *plan.ServiceStatus) bool {
 	if t.name == "" {
 		return slices.Contains(s.Addresses, t.address)
 	}
-	number := func(a netip.AddrPort) bool { return strconv.Itoa(int(a.Port())) == t.port }
-	return s.Namespace == t.namespace && s.Name == t.name &&
-		(t.port == "" || t.port == s.Port || slices.ContainsFunc(s.Addresses, number))
+	return s.Namespace == t.namespace && s.Name == t.name && (t.port == "" || s.HasPort(t.port))
 }
 
 func (t *target) isNodePort(s *plan.ServiceStatus) bool {

@@ -244,7 +244,7 @@ func TestViewsAreCoalesced(t *testing.T) {
 func BenchmarkScheduler(b *testing.B) {
 	for _, count := range []int{100, 10_000} {
 		b.Run(fmt.Sprintf("observe/%d", count), func(b *testing.B) {
-			l := newLoop(New(DefaultConfig()))
+			l := newLoop(New(configOf(nil)))
 			l.wanted = targetsOf(count)
 			l.update(time.Now())
 			now := time.Now().Add(time.Minute)
@@ -256,7 +256,7 @@ func BenchmarkScheduler(b *testing.B) {
 			}
 		})
 		b.Run(fmt.Sprintf("publish/%d", count), func(b *testing.B) {
-			l := newLoop(New(DefaultConfig()))
+			l := newLoop(New(configOf(nil)))
 			l.wanted = targetsOf(count)
 			l.update(time.Now())
 			now := time.Now()

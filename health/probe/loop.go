@@ -111,7 +111,7 @@ func (l *loop) start(ctx context.Context, now time.Time) {
 			began := time.Now()
 			ctx, cancel := context.WithTimeout(ctx, e.target.Check.Timeout)
 			defer cancel()
-			r.err = l.prober.Probe(ctx, e.target)
+			r.err = l.cfg.Prober.Probe(ctx, e.target)
 			r.took = time.Since(began)
 			l.results <- r
 		}()
@@ -181,7 +181,7 @@ func (l *loop) observe(r result, now time.Time) {
 		after := e.machine.Observe(r.err, now)
 		l.changed = l.changed || after.Status != before.Status
 		l.dirty = l.dirty || after.Status != before.Status || after.LastError != before.LastError
-	} else if l.cfg.Logger != nil {
+	} else {
 		l.cfg.Logger.Debug("endpoint not probed", "endpoint", e.target.Address, "error", r.err)
 	}
 	e.due = e.due.Add(time.Duration(float64(e.interval()) * (1 - jitter + 2*jitter*rand.Float64())))

@@ -35,7 +35,11 @@ type Prober interface {
 
 // Network probes over the network. The zero value is ready, and it is safe
 // for concurrent use.
-type Network struct{ Mark uint32 }
+type Network struct {
+	// Mark is the SO_MARK of the probes' sockets, which keeps probes out of
+	// the redirection of clients; 0 sets none. It takes CAP_NET_ADMIN.
+	Mark uint32
+}
 
 // Probe makes the probe that t.Check asks for; t.Check.Port, if there is one,
 // takes the place of the endpoint's.

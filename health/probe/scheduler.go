@@ -14,7 +14,6 @@ import (
 // safe for concurrent use.
 type Scheduler struct {
 	cfg     Config
-	prober  Prober
 	view    atomic.Pointer[health.View]
 	changes chan struct{}
 	updates chan struct{}
@@ -30,11 +29,7 @@ type Scheduler struct {
 func New(cfg Config) *Scheduler {
 	cfg.Workers = max(cfg.Workers, minWorkers)
 	s := &Scheduler{
-		cfg: cfg, prober: cfg.Prober,
-		changes: make(chan struct{}, 1), updates: make(chan struct{}, 1),
-	}
-	if s.prober == nil {
-		s.prober = Network{Mark: cfg.Mark}
+		cfg: cfg, changes: make(chan struct{}, 1), updates: make(chan struct{}, 1),
 	}
 	s.view.Store(health.NewView(cfg.Defaults, nil))
 	return s

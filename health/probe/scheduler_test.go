@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"maps"
 	"net/netip"
 	"runtime"
@@ -22,12 +23,19 @@ import (
 
 var errDown = errors.New("refused")
 
+// standard are the defaults of the flags.
+var standard = health.Defaults{Kind: service.CheckTCP, Interval: 2 * time.Second, Timeout: time.Second, Rise: 2, Fall: 3}
+
+func configOf(p Prober) Config {
+	return Config{Defaults: standard, Workers: 1024, Prober: p, Logger: slog.New(slog.DiscardHandler)}
+}
+
 // targetOf returns the i-th of many Targets, probed every 2s for 1s at most.
 func targetOf(i int) health.Target {
 	a := netip.AddrFrom4([4]byte{10, byte(i >> 16), byte(i >> 8), byte(i)})
 	return health.Target{
 		Protocol: service.TCP, Address: netip.AddrPortFrom(a, 80),
-		Check: health.StandardDefaults().Fill(service.HealthCheck{}, service.TCP),
+		Check: standard.Fill(service.HealthCheck{}, service.TCP),
 	}
 }
 
@@ -107,8 +115,7 @@ func run(t *testing.T, workers int, n *network, f func(t *testing.T, s *Schedule
 
 func runWith(t *testing.T, set func(*Config), n *network, f func(t *testing.T, s *Scheduler)) {
 	synctest.Test(t, func(t *testing.T) {
-		cfg := DefaultConfig()
-		cfg.Prober = n
+		cfg := configOf(n)
 		set(&cfg)
 		s := New(cfg)
 		ctx, cancel := context.WithCancel(t.Context())
@@ -270,7 +277,7 @@ func TestTargetsAreShared(t *testing.T) {
 func TestUpdateBeforeRun(t *testing.T) {
 	n := newNetwork()
 	synctest.Test(t, func(t *testing.T) {
-		s := New(Config{Prober: n, Defaults: health.StandardDefaults()})
+		s := New(configOf(n))
 		s.Update(targetsOf(1))
 		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
 		defer cancel()
@@ -289,7 +296,7 @@ func TestResume(t *testing.T) {
 	n := newNetwork()
 	n.hang = func(netip.AddrPort) bool { return true }
 	synctest.Test(t, func(t *testing.T) {
-		s := New(Config{Prober: n, Defaults: health.StandardDefaults()})
+		s := New(configOf(n))
 		slower := targetOf(0)
 		slower.Check.Interval *= 2
 		s.Resume(targetsOf(3), map[health.Target]health.State{

@@ -23,7 +23,7 @@ func (b *Backend) Apply(ctx context.Context, ops kernel.Ops) (kernel.Applied, er
 		return a, err
 	}
 	var errs *multierror.Error
-	for _, f := range b.families() {
+	for _, f := range b.env.Families() {
 		// Without its chains a family's jumps would lead nowhere, and what
 		// they replace must stay.
 		if err := b.applyFamily(ctx, f, ops, &a); err != nil {
@@ -36,7 +36,7 @@ func (b *Backend) Apply(ctx context.Context, ops kernel.Ops) (kernel.Applied, er
 	n, err := kernel.ApplySets(ctx, b.env.Sets, kernel.SetOps{Del: ops.DelEntries})
 	a.Entries += n
 	errs = multierror.Append(errs, err)
-	for _, f := range b.families() {
+	for _, f := range b.env.Families() {
 		if err := b.deleteChains(ctx, f, ops.DelChains[f], &a); err != nil {
 			errs = multierror.Append(errs, err)
 		}
@@ -118,19 +118,15 @@ func (b *Backend) deleteChains(ctx context.Context, f service.Family, chains []k
 
 func deleteText(chains []kernel.Chain) []byte {
 	var text bytes.Buffer
-	for start := 0; start < len(chains); {
-		end := start
-		for ; end < len(chains) && chains[end].Table == chains[start].Table; end++ {
-		}
-		fmt.Fprintf(&text, "*%s\n", chains[start].Table)
-		for _, c := range chains[start:end] {
+	for _, group := range groupBy(chains, tableOf) {
+		fmt.Fprintf(&text, "*%s\n", group[0].Table)
+		for _, c := range group {
 			fmt.Fprintf(&text, ":%s - [0:0]\n", c.Name)
 		}
-		for _, c := range chains[start:end] {
+		for _, c := range group {
 			fmt.Fprintf(&text, "-X %s\n", c.Name)
 		}
 		text.WriteString("COMMIT\n")
-		start = end
 	}
 	return text.Bytes()
 }

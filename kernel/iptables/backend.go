@@ -24,13 +24,6 @@ var _ kernel.Backend = (*Backend)(nil)
 // New returns a Backend that works with e. It touches nothing.
 func New(e *steering.Env) *Backend { return &Backend{env: e} }
 
-func (b *Backend) families() []service.Family {
-	if b.env.SkipIPv6 {
-		return []service.Family{service.IPv4}
-	}
-	return service.Families[:]
-}
-
 // restore feeds text to iptables-restore, which leaves alone what text doesn't
 // mention. What text has up to a COMMIT takes effect as a whole or not at all.
 func (b *Backend) restore(ctx context.Context, f service.Family, text []byte) error {

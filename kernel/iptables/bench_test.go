@@ -8,9 +8,9 @@ import (
 
 	"kproxy.dev/kproxy/kernel"
 	"kproxy.dev/kproxy/kernel/iptables"
-	"kproxy.dev/kproxy/kernel/kerneltest"
 	"kproxy.dev/kproxy/kernel/steering"
 	"kproxy.dev/kproxy/plan"
+	"kproxy.dev/kproxy/test/kerneltest"
 )
 
 var sizes = []int{10, 100, 1000, 10000}

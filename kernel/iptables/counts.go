@@ -28,7 +28,7 @@ func (b *Backend) Counts(ctx context.Context) (kernel.Counts, error) {
 		{"nat", steering.ChainRedirect, "DNAT", &c.Steered},
 		{"nat", steering.ChainShort, "DNAT", &c.Steered},
 	} {
-		for _, f := range b.families() {
+		for _, f := range b.env.Families() {
 			n, err := b.packets(f, chain.table, chain.name, chain.target)
 			if err != nil {
 				return kernel.Counts{}, fmt.Errorf("read counters of %s: %w", chain.name, err)

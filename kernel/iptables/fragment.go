@@ -64,14 +64,14 @@ type builder struct {
 
 func renderService(s *plan.Service, p *plan.Policy, o *steering.Options) *fragment {
 	out := &fragment{}
-	for _, f := range service.Families {
+	for _, f := range o.Families() {
 		renderFamily(out, s, p, o, f)
 	}
 	return out
 }
 
 func renderFamily(out *fragment, s *plan.Service, p *plan.Policy, o *steering.Options, f service.Family) {
-	if f == service.IPv6 && o.SkipIPv6 || !slices.ContainsFunc(s.Frontends, func(fe plan.Frontend) bool { return fe.Family == f }) {
+	if !slices.ContainsFunc(s.Frontends, func(fe plan.Frontend) bool { return fe.Family == f }) {
 		return
 	}
 	b := &builder{Options: o, policy: p, s: s, family: f, out: out, rendered: map[string]bool{}}

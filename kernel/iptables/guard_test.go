@@ -5,9 +5,9 @@ import (
 
 	"kproxy.dev/kproxy/kernel"
 	"kproxy.dev/kproxy/kernel/iptables"
-	"kproxy.dev/kproxy/kernel/kerneltest"
 	"kproxy.dev/kproxy/plan"
 	"kproxy.dev/kproxy/service"
+	"kproxy.dev/kproxy/test/kerneltest"
 )
 
 func countRules(r kernel.Ruleset, f service.Family) (rules, longest int) {

@@ -12,10 +12,10 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
-	"kproxy.dev/kproxy/kernel/kerneltest"
 	"kproxy.dev/kproxy/kernel/steering"
 	"kproxy.dev/kproxy/plan"
 	"kproxy.dev/kproxy/service"
+	"kproxy.dev/kproxy/test/kerneltest"
 )
 
 // alive makes the kernel think that kproxy serves.

@@ -6,9 +6,9 @@ import (
 	"net/netip"
 	"testing"
 
-	"kproxy.dev/kproxy/kernel/kerneltest"
 	"kproxy.dev/kproxy/plan"
 	"kproxy.dev/kproxy/service"
+	"kproxy.dev/kproxy/test/kerneltest"
 )
 
 // TestInvalidDropped: what conntrack can't place is dropped and counted where

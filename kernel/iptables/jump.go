@@ -74,14 +74,12 @@ func split(jumps []kernel.Jump) (first, last []kernel.Jump) {
 // jumpText puts each jump at the beginning of its chain.
 func jumpText(jumps []kernel.Jump) []byte {
 	var text bytes.Buffer
-	for i, j := range jumps {
-		if i == 0 || j.Table != jumps[i-1].Table {
-			fmt.Fprintf(&text, "*%s\n", j.Table)
+	for _, group := range groupBy(jumps, func(j kernel.Jump) string { return j.Table }) {
+		fmt.Fprintf(&text, "*%s\n", group[0].Table)
+		for _, j := range group {
+			fmt.Fprintf(&text, "-I %s 1 %s\n", j.From, j.Rule)
 		}
-		fmt.Fprintf(&text, "-I %s 1 %s\n", j.From, j.Rule)
-		if i == len(jumps)-1 || j.Table != jumps[i+1].Table {
-			text.WriteString("COMMIT\n")
-		}
+		text.WriteString("COMMIT\n")
 	}
 	return text.Bytes()
 }

@@ -5,10 +5,10 @@ import (
 	"testing"
 	"time"
 
-	"kproxy.dev/kproxy/kernel/kerneltest"
 	"kproxy.dev/kproxy/kernel/steering"
 	"kproxy.dev/kproxy/plan"
 	"kproxy.dev/kproxy/service"
+	"kproxy.dev/kproxy/test/kerneltest"
 )
 
 // TestNodePortsOnLoopback: a live kproxy serves node ports on loopback addresses

@@ -16,7 +16,7 @@ func (b *Backend) Observe(ctx context.Context) (kernel.Ruleset, error) {
 	var out kernel.Ruleset
 	var err error
 	b.written = 0
-	for _, f := range b.families() {
+	for _, f := range b.env.Families() {
 		if out.Chains[f], out.Jumps[f], err = b.observeFamily(ctx, f); err != nil {
 			return out, err
 		}

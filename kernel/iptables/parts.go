@@ -28,22 +28,22 @@ const (
 // that chains old and new agree about are served at every point in between.
 func (b *Backend) parts(chains []kernel.Chain) [][]kernel.Chain {
 	var out [][]kernel.Chain
-	for len(chains) > 0 {
-		n, rules := 0, 0
-		for n < len(chains) && chains[n].Table == chains[0].Table {
-			rules += chains[n].Len()
-			n++
+	limit := max(partRules, b.written/partShare)
+	for _, group := range groupBy(chains, tableOf) {
+		rules := 0
+		for i := range group {
+			rules += group[i].Len()
 		}
-		limit := max(partRules, b.written/partShare)
 		if b.env.Variant.Name == "legacy" || rules <= limit {
-			out = append(out, chains[:n])
+			out = append(out, group)
 		} else {
-			out = append(out, cut(leadFirst(chains[:n]), limit)...)
+			out = append(out, cut(leadFirst(group), limit)...)
 		}
-		chains = chains[n:]
 	}
 	return out
 }
+
+func tableOf(c kernel.Chain) string { return c.Table }
 
 // cut divides chains into lists of about limit rules.
 func cut(chains []kernel.Chain, limit int) [][]kernel.Chain {

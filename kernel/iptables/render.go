@@ -67,21 +67,16 @@ func (r *Renderer) Render(p *plan.Plan, d plan.Delta) kernel.Ruleset {
 	r.carries = carries
 	gone, come := r.follow(p, d)
 	out := kernel.Ruleset{Sets: slices.Concat(base.Sets, r.affinity), Jumps: base.Jumps}
-	for _, f := range service.Families {
-		if f == service.IPv6 && r.options.SkipIPv6 {
-			continue
-		}
+	for _, f := range r.options.Families() {
 		part := &r.families[f]
 		part.change(f, gone, come, base.Chains[f], carries)
 		if out.Chains[f] = part.chains; carries {
 			out.Sets = append(out.Sets, kernel.Set{Name: kernel.FamilySet(kernel.SetEndpoint, f), Type: kernel.HashIPPortIP, Family: f, Entries: part.endpoints.Unique})
 		}
 	}
-	slices.SortFunc(out.Sets, compareSets)
+	slices.SortFunc(out.Sets, kernel.CompareSets)
 	return out
 }
-
-func compareSets(a, b kernel.Set) int { return strings.Compare(a.Name, b.Name) }
 
 // follow renders the services that iptables carries and that need other rules than
 // before, as they were and as they are. A hash of 0 says that the plan has none.
@@ -121,7 +116,7 @@ func (r *Renderer) follow(p *plan.Plan, d plan.Delta) (gone, come []*fragment) {
 	for _, fr := range come {
 		more = append(more, fr.sets...)
 	}
-	r.affinity = kernel.Patch(r.affinity, less, more, compareSets)
+	r.affinity = kernel.Patch(r.affinity, less, more, kernel.CompareSets)
 	return gone, come
 }
 

@@ -11,9 +11,9 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"kproxy.dev/kproxy/kernel"
 	"kproxy.dev/kproxy/kernel/iptables"
-	"kproxy.dev/kproxy/kernel/kerneltest"
 	"kproxy.dev/kproxy/plan"
 	"kproxy.dev/kproxy/service"
+	"kproxy.dev/kproxy/test/kerneltest"
 )
 
 // TestRendererFollows: whatever became of the plan, a Renderer that remembers

@@ -11,10 +11,10 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
-	"kproxy.dev/kproxy/kernel/kerneltest"
 	"kproxy.dev/kproxy/kernel/steering"
 	"kproxy.dev/kproxy/plan"
 	"kproxy.dev/kproxy/service"
+	"kproxy.dev/kproxy/test/kerneltest"
 )
 
 // inUserspace programs a service at virtual(1), TCP and UDP, that a live kproxy serves.

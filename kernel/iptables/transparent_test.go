@@ -9,10 +9,10 @@ import (
 
 	"golang.org/x/sys/unix"
 	"kproxy.dev/kproxy/kernel"
-	"kproxy.dev/kproxy/kernel/kerneltest"
 	"kproxy.dev/kproxy/kernel/steering"
 	"kproxy.dev/kproxy/plan"
 	"kproxy.dev/kproxy/service"
+	"kproxy.dev/kproxy/test/kerneltest"
 )
 
 // dialAs connects from the node to an endpoint with a client's address, as

@@ -150,13 +150,13 @@ func branch(groups [][]leaf, subtree func([]leaf) string) []string {
 	return out
 }
 
-// groupBy cuts sorted leaves where key changes.
-func groupBy(leaves []leaf, key func(leaf) int) [][]leaf {
-	var out [][]leaf
+// groupBy cuts a sorted list where key changes.
+func groupBy[T any, K comparable](list []T, key func(T) K) [][]T {
+	var out [][]T
 	start := 0
-	for i := 1; i <= len(leaves); i++ {
-		if i == len(leaves) || key(leaves[i]) != key(leaves[start]) {
-			out = append(out, leaves[start:i])
+	for i := 1; i <= len(list); i++ {
+		if i == len(list) || key(list[i]) != key(list[start]) {
+			out = append(out, list[start:i])
 			start = i
 		}
 	}

@@ -67,7 +67,7 @@ func NewWatch(b *Backend) (*Watch, error) {
 	w := &Watch{backend: b}
 	var err error
 	if b.env.Variant.Name == "legacy" {
-		w.stamps, err = newTableSizes(b.families())
+		w.stamps, err = newTableSizes(b.env.Families())
 	} else {
 		w.stamps, err = newGeneration()
 	}
@@ -176,7 +176,7 @@ func (w *Watch) checkRules(ctx context.Context, want *kernel.Ruleset, changes in
 	}
 	start := time.Now()
 	var have kernel.Ruleset
-	for _, f := range w.backend.families() {
+	for _, f := range w.backend.env.Families() {
 		if have.Chains[f], have.Jumps[f], err = w.backend.observeFamily(ctx, f); err != nil {
 			return nil, err
 		}

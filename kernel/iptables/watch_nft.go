@@ -5,21 +5,21 @@ import (
 
 	"golang.org/x/sys/unix"
 	"kproxy.dev/kproxy/kernel"
-	"kproxy.dev/kproxy/kernel/nlmsg"
+	"kproxy.dev/kproxy/kernel/netlink"
 )
 
 // generation is the stamper of the nft variant: the kernel counts commits.
-type generation struct{ socket *nlmsg.Socket }
+type generation struct{ socket *netlink.Socket }
 
 func newGeneration() (*generation, error) {
-	s, err := nlmsg.Open(unix.NETLINK_NETFILTER, 4096)
+	s, err := netlink.Open(unix.NETLINK_NETFILTER, 4096)
 	return &generation{s}, err
 }
 
 func (g *generation) close() { g.socket.Close() }
 
 func (g *generation) stamp() (stamp, error) {
-	out, err := nlmsg.Generation(g.socket)
+	out, err := netlink.Generation(g.socket)
 	if err != nil {
 		return nil, fmt.Errorf("read nftables' generation: %w", err)
 	}

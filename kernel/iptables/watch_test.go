@@ -11,10 +11,10 @@ import (
 	"golang.org/x/sys/unix"
 	"kproxy.dev/kproxy/kernel"
 	"kproxy.dev/kproxy/kernel/iptables"
-	"kproxy.dev/kproxy/kernel/kerneltest"
 	"kproxy.dev/kproxy/kernel/steering"
 	"kproxy.dev/kproxy/plan"
 	"kproxy.dev/kproxy/service"
+	"kproxy.dev/kproxy/test/kerneltest"
 )
 
 // watched is a node whose rules are in place and watched.

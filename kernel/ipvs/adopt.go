@@ -101,10 +101,8 @@ func Adopted(have kernel.Ruleset, s *service.Snapshot) map[service.Key]bool {
 // node's own addresses.
 func places(p *service.Port) []key {
 	var out []key
-	for _, addrs := range [][]netip.Addr{p.ClusterIPs, p.ExternalIPs, p.LoadBalancerIPs} {
-		for _, a := range addrs {
-			out = append(out, key{p.Protocol, netip.AddrPortFrom(a, p.Number)})
-		}
+	for _, a := range slices.Concat(p.ClusterIPs, p.ExternalIPs, p.LoadBalancerIPs) {
+		out = append(out, key{p.Protocol, netip.AddrPortFrom(a, p.Number)})
 	}
 	if p.NodePort != 0 {
 		out = append(out, key{p.Protocol, netip.AddrPortFrom(netip.Addr{}, p.NodePort)})

@@ -102,7 +102,7 @@ func (b *Backend) Apply(ctx context.Context, ops kernel.Ops) (kernel.Applied, er
 		}
 	}
 	if slices.ContainsFunc(ops.CreateSets, isRecord) {
-		if err := b.fillRecord(); err != nil {
+		if err := b.everything().insert(); err != nil {
 			return a, err
 		}
 	}

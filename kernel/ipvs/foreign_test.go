@@ -13,8 +13,8 @@ import (
 	"github.com/vishvananda/netlink"
 	"kproxy.dev/kproxy/kernel"
 	"kproxy.dev/kproxy/kernel/ipvs"
-	"kproxy.dev/kproxy/kernel/kerneltest"
 	"kproxy.dev/kproxy/service"
+	"kproxy.dev/kproxy/test/kerneltest"
 )
 
 // TestForeignIsLeftAlone: a virtual server that isn't kproxy's at an address that

@@ -14,8 +14,8 @@ import (
 
 	"kproxy.dev/kproxy/kernel"
 	"kproxy.dev/kproxy/kernel/ipvs"
-	"kproxy.dev/kproxy/kernel/kerneltest"
 	"kproxy.dev/kproxy/service"
+	"kproxy.dev/kproxy/test/kerneltest"
 )
 
 // setsOnly is a backend for rules of tests that have none.
@@ -128,7 +128,7 @@ func ruleset(virtuals ...kernel.Virtual) kernel.Ruleset {
 		e.Entries = slices.Compact(e.Entries)
 		out.Sets = append(out.Sets, e)
 	}
-	slices.SortFunc(out.Sets, func(a, b kernel.Set) int { return strings.Compare(a.Name, b.Name) })
+	slices.SortFunc(out.Sets, kernel.CompareSets)
 	slices.SortFunc(out.Virtuals, kernel.CompareVirtuals)
 	slices.SortFunc(out.Addresses, netip.Addr.Compare)
 	out.Addresses = slices.Compact(out.Addresses)

@@ -10,10 +10,10 @@ import (
 	"slices"
 	"sync"
 
-	"github.com/vishvananda/netlink"
+	vnetlink "github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 	"kproxy.dev/kproxy/kernel"
-	"kproxy.dev/kproxy/kernel/nlmsg"
+	"kproxy.dev/kproxy/kernel/netlink"
 	"kproxy.dev/kproxy/service"
 )
 
@@ -48,20 +48,20 @@ type LinkState struct {
 // Dummy is the [Link] of the kernel. It belongs to the network namespace of the
 // thread that opened it.
 type Dummy struct {
-	handle    *netlink.Handle // one socket for all requests but the next one's
-	mu        sync.Mutex      // one request and its answer at a time
-	addresses *nlmsg.Socket
+	handle    *vnetlink.Handle // one socket for all requests but the next one's
+	mu        sync.Mutex       // one request and its answer at a time
+	addresses *netlink.Socket
 }
 
 var _ Link = (*Dummy)(nil)
 
 // OpenLink opens sockets. It doesn't make the link.
 func OpenLink() (*Dummy, error) {
-	h, err := netlink.NewHandle(unix.NETLINK_ROUTE)
+	h, err := vnetlink.NewHandle(unix.NETLINK_ROUTE)
 	if err != nil {
 		return nil, fmt.Errorf("open link %s: %w", kernel.DummyLink, err)
 	}
-	s, err := nlmsg.Open(unix.NETLINK_ROUTE, 4<<10)
+	s, err := netlink.Open(unix.NETLINK_ROUTE, 4<<10)
 	if err != nil {
 		h.Close()
 		return nil, fmt.Errorf("open link %s: %w", kernel.DummyLink, err)
@@ -76,10 +76,10 @@ func (d *Dummy) Close() {
 }
 
 // find returns a link, nil if there is none.
-func (d *Dummy) find(name string) (netlink.Link, error) {
+func (d *Dummy) find(name string) (vnetlink.Link, error) {
 	l, err := d.handle.LinkByName(name)
 	switch {
-	case errors.As(err, new(netlink.LinkNotFoundError)):
+	case errors.As(err, new(vnetlink.LinkNotFoundError)):
 		return nil, nil
 	case err != nil:
 		return nil, fmt.Errorf("find link %s: %w", name, err)
@@ -91,7 +91,7 @@ func (d *Dummy) find(name string) (netlink.Link, error) {
 
 // create makes a dummy link, unless it exists.
 func (d *Dummy) create(name string) error {
-	l := &netlink.Dummy{LinkAttrs: netlink.NewLinkAttrs()}
+	l := &vnetlink.Dummy{LinkAttrs: vnetlink.NewLinkAttrs()}
 	l.Name = name
 	err := d.handle.LinkAdd(l)
 	switch {
@@ -125,9 +125,9 @@ func (d *Dummy) State() (LinkState, error) {
 		return LinkState{}, err
 	}
 	s := LinkState{Exists: true, Up: l.Attrs().Flags&net.FlagUp != 0}
-	var addresses []netlink.Addr
+	var addresses []vnetlink.Addr
 	for range dumps {
-		if addresses, err = d.handle.AddrList(l, netlink.FAMILY_ALL); !errors.Is(err, netlink.ErrDumpInterrupted) {
+		if addresses, err = d.handle.AddrList(l, vnetlink.FAMILY_ALL); !errors.Is(err, vnetlink.ErrDumpInterrupted) {
 			break
 		}
 	}
@@ -188,7 +188,7 @@ func (d *Dummy) each(addresses []netip.Addr, kind, flags uint16, fine unix.Errno
 	defer d.mu.Unlock()
 	failed = map[netip.Addr]error{}
 	for i, err := range d.addresses.Change(len(addresses), func(b []byte, i int) []byte {
-		return appendAddress(nlmsg.AppendRequest(b, kind, flags), uint32(l.Attrs().Index), addresses[i])
+		return appendAddress(netlink.AppendRequest(b, kind, flags), uint32(l.Attrs().Index), addresses[i])
 	}) {
 		if err != nil && !errors.Is(err, fine) {
 			failed[addresses[i]] = fmt.Errorf("address %s: %w", addresses[i], classify(err))
@@ -209,16 +209,16 @@ func appendAddress(b []byte, link uint32, a netip.Addr) []byte {
 	}
 	b = append(b, service.FamilyOf(a).Number(), byte(a.BitLen()), 0, scope) // struct ifaddrmsg
 	b = binary.NativeEndian.AppendUint32(b, link)
-	b = nlmsg.AppendAddr(nlmsg.AppendAddr(b, unix.IFA_LOCAL, a), unix.IFA_ADDRESS, a)
+	b = netlink.AppendAddr(netlink.AppendAddr(b, unix.IFA_LOCAL, a), unix.IFA_ADDRESS, a)
 	if a.Is4() {
 		return b
 	}
 	// No other node is on the link that could have the address as well. The local table
 	// has its route; a second one in the main table is for nothing.
-	b = nlmsg.AppendNative(b, unix.IFA_FLAGS, unix.IFA_F_NODAD|unix.IFA_F_NOPREFIXROUTE)
+	b = netlink.AppendNative(b, unix.IFA_FLAGS, unix.IFA_F_NODAD|unix.IFA_F_NOPREFIXROUTE)
 	life := make([]byte, unix.SizeofIfaCacheinfo) // preferred for 0 seconds
 	binary.NativeEndian.PutUint32(life[4:], forever)
-	return nlmsg.Append(b, unix.IFA_CACHEINFO, life...)
+	return netlink.Append(b, unix.IFA_CACHEINFO, life...)
 }
 
 // forever is the kernel's INFINITY_LIFE_TIME.

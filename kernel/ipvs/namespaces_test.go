@@ -7,8 +7,8 @@ import (
 
 	"kproxy.dev/kproxy/kernel"
 	"kproxy.dev/kproxy/kernel/ipvs"
-	"kproxy.dev/kproxy/kernel/kerneltest"
 	"kproxy.dev/kproxy/service"
+	"kproxy.dev/kproxy/test/kerneltest"
 )
 
 // TestOtherNamespaces: the virtual servers of other network namespaces, as

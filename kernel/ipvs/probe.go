@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net/netip"
 	"os"
+	"slices"
 	"strings"
 	"time"
 
@@ -39,8 +40,13 @@ func isScratch(s Server) bool {
 		s.Persistence == scratchPersistence && len(s.Reals) == 0
 }
 
+// loadFirst are the schedulers whose modules wait for network namespaces that are being removed (register_pernet_subsys in
+// ip_vs_lblc.c), as those do for IPVS's mutex (ip_vs_service_nets_cleanup). The kernel holds that while it loads a scheduler's module
+// (ip_vs_add_service): then neither goes on, no namespace can be made any more, and IPVS takes no request, until kproxy is killed.
+var loadFirst = []string{"lblc", "lblcr"}
+
 // ProbeSchedulers tries schedulers and returns why they can't be used, empty for
-// those that can, as [plan.Caps] has it. The kernel loads their modules.
+// those that can, as [plan.Caps] has it. The kernel loads their modules, but those of loadFirst if there is a modprobe.
 func ProbeSchedulers(ctx context.Context, t Table, names []string) (map[string]string, error) {
 	if err := removeScratch(t); err != nil {
 		return nil, err
@@ -50,6 +56,9 @@ func ProbeSchedulers(ctx context.Context, t Table, names []string) (map[string]s
 	for _, scheduler := range names {
 		if err := ctx.Err(); err != nil {
 			return nil, err
+		}
+		if slices.Contains(loadFirst, scheduler) {
+			_, _ = (kernel.Exec{}).Run(ctx, nil, "modprobe", "--quiet", "ip_vs_"+scheduler) // else the kernel does
 		}
 		v, err := tryScheduler(t, &port, scheduler)
 		switch {

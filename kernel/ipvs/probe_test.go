@@ -2,7 +2,10 @@ package ipvs_test
 
 import (
 	"context"
+	"fmt"
+	"os/exec"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -10,8 +13,8 @@ import (
 
 	"kproxy.dev/kproxy/kernel"
 	"kproxy.dev/kproxy/kernel/ipvs"
-	"kproxy.dev/kproxy/kernel/kerneltest"
 	"kproxy.dev/kproxy/service"
+	"kproxy.dev/kproxy/test/kerneltest"
 )
 
 func TestProbe(t *testing.T) {
@@ -63,6 +66,39 @@ func TestProbeSchedulers(t *testing.T) {
 	}
 	if diff := cmp.Diff(len(before), len(list(t, h.Table()))); diff != "" {
 		t.Errorf("virtual servers (-before +after):\n%s", diff)
+	}
+}
+
+// TestSchedulerBesideEndingNamespaces: to load a scheduler's module while namespaces with IPVS are removed holds up neither.
+func TestSchedulerBesideEndingNamespaces(t *testing.T) {
+	kerneltest.Namespace(t)
+	needsIPVS(t)
+	h := newHost(t)
+	for round := range 5 {
+		for _, module := range []string{"ip_vs_lblcr", "ip_vs_lblc"} {
+			_ = exec.Command("rmmod", module).Run() // it may not be there yet
+		}
+		var ending sync.WaitGroup
+		for i := range 6 {
+			ns := fmt.Sprintf("ends-%d", i)
+			run(t, "ip netns add "+ns)
+			t.Cleanup(func() { _ = exec.Command("ip", "netns", "del", ns).Run() }) // where the test ends before
+			run(t, "ip netns exec "+ns+" ipvsadm -A -t 10.0.0.1:80 -s rr")
+			ending.Go(func() { _ = exec.Command("ip", "netns", "del", ns).Run() })
+		}
+		time.Sleep(time.Duration(round) * 10 * time.Millisecond)
+		done := make(chan error, 1)
+		go func() {
+			_, err := ipvs.ProbeSchedulers(t.Context(), h.table, []string{"lblc", "lblcr"})
+			done <- err
+		}()
+		select {
+		case err := <-done:
+			h.must(err)
+		case <-time.After(time.Minute):
+			t.Fatal("the kernel waits for itself") // and for this process's end
+		}
+		ending.Wait()
 	}
 }
 

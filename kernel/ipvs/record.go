@@ -162,9 +162,6 @@ func (b *Backend) everything() *entries {
 	return e
 }
 
-// fillRecord writes the record into sets that have just been made.
-func (b *Backend) fillRecord() error { return b.everything().insert() }
-
 // record is the record as it was read: per set its entries with the seconds that
 // they live yet. A set that doesn't exist isn't in it.
 type record map[string]map[string]uint32

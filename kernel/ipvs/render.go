@@ -54,10 +54,7 @@ func (r *Renderer) Render(p *plan.Plan, d plan.Delta) kernel.Ruleset {
 	}
 	r.follow(p, d)
 	out := kernel.Ruleset{Sets: r.sets(p), Virtuals: r.total.all, Addresses: r.total.addresses.Unique}
-	for _, f := range service.Families {
-		if f == service.IPv6 && r.options.SkipIPv6 {
-			continue
-		}
+	for _, f := range r.options.Families() {
 		s := static{r.options, f, &p.Policy}
 		out.Jumps[f], out.Chains[f] = s.jumps(), s.chains()
 		slices.SortFunc(out.Chains[f], kernel.CompareChains)
@@ -122,7 +119,7 @@ func (r *Renderer) sets(p *plan.Plan) []kernel.Set {
 			out[i].Entries = t.Unique
 		}
 	}
-	slices.SortFunc(out, func(a, b kernel.Set) int { return strings.Compare(a.Name, b.Name) })
+	slices.SortFunc(out, kernel.CompareSets)
 	return out
 }
 

@@ -44,16 +44,10 @@ func (s static) chains() []kernel.Chain {
 	}
 	if s.CatchRefusals {
 		out = append(out,
-			chain("mangle", chainRefused, s.refused()),
+			chain("mangle", chainRefused, s.refused()...),
 			chain("mangle", chainSwallow, s.swallow()))
 	}
 	return out
-}
-
-// accepted matches connections to virtual servers.
-func (s static) accepted() string {
-	bit := s.Marks.Accepted()
-	return fmt.Sprintf("-m connmark --mark %#x/%#x", bit, bit)
 }
 
 // virtual is the way of new connections that userspace doesn't get. Everything
@@ -102,7 +96,7 @@ func (s static) vip() []string {
 	icmp := [2]string{service.IPv4: "icmp", service.IPv6: "ipv6-icmp"}
 	out := []string{
 		"-m conntrack ! --ctstate NEW -j RETURN",
-		s.accepted() + " -j RETURN",
+		s.Accepted() + " -j RETURN",
 		"-p " + icmp[s.family] + " -j RETURN",
 		"-p tcp " + kernel.InSet(kernel.NodePortSet(kernel.SetHealth, service.TCP, s.family), "dst") + " " + kernel.Comment("a load balancer asks for health") + " -j RETURN",
 		kernel.InSet(s.set(kernel.SetVirtual), "dst,dst") + " " + kernel.Comment("table nat was flushed, the next packet passes") + " -j DROP",
@@ -120,19 +114,18 @@ func (s static) vip() []string {
 // that it sends the client's next SYN to another real server
 // (net.ipv4.vs.conn_reuse_mode), so it is dropped only after that; the bit that
 // otherwise stands for masquerading means nothing on a reply.
-func (s static) refused() string {
-	return "-p tcp -m conntrack --ctdir REPLY" +
-		" -m connbytes --connbytes 1:1 --connbytes-mode packets --connbytes-dir reply " +
-		kernel.InSet(s.set(kernel.SetAlive), "dst") + " " + kernel.InSet(s.set(kernel.SetEndpoint), "src,src,src") + " " +
-		kernel.NotInSet(s.set(kernel.SetLet), "src,src") + " " + kernel.Comment("refused: the next SYN of the client finds another endpoint") + " " +
-		kernel.SetMark(s.Marks.Masquerade, s.Marks.Masquerade)
+func (s static) refused() (out []string) {
+	for _, reset := range steering.FirstReset(s.family) {
+		out = append(out, "-p tcp -m conntrack "+reset+" "+kernel.SetMark(s.Marks.Masquerade, s.Marks.Masquerade))
+	}
+	return out
 }
 
 // swallow drops it: on its way to a client, or before the node's own TCP has it.
 // IPVS doesn't see the latter, which comes first; such a client's next SYN
 // waits for the service's recall.
 func (s static) swallow() string {
-	return kernel.HasMark(s.Marks.Masquerade, s.Marks.Masquerade) + " " + s.accepted() + " -m conntrack --ctdir REPLY -j DROP"
+	return kernel.HasMark(s.Marks.Masquerade, s.Marks.Masquerade) + " " + s.Accepted() + " -m conntrack --ctdir REPLY -j DROP"
 }
 
 // The chains of virtual servers. Some are in several tables.

@@ -12,10 +12,10 @@ import (
 	"time"
 
 	"github.com/moby/ipvs"
-	"github.com/vishvananda/netlink"
+	vnetlink "github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 	"kproxy.dev/kproxy/kernel"
-	"kproxy.dev/kproxy/kernel/nlmsg"
+	"kproxy.dev/kproxy/kernel/netlink"
 	"kproxy.dev/kproxy/service"
 )
 
@@ -76,10 +76,10 @@ func (r *Request) ofReal() bool { return r.Real.Address.IsValid() }
 // Netlink is the [Table] of the kernel. It belongs to the network namespace of
 // the thread that opened it.
 type Netlink struct {
-	mu      sync.Mutex    // one request and its answer at a time: moby's Handle mixes them up
-	handle  *ipvs.Handle  // reads
-	changes *nlmsg.Socket // and reads real servers
-	family  uint16        // of IPVS, in generic netlink
+	mu      sync.Mutex      // one request and its answer at a time: moby's Handle mixes them up
+	handle  *ipvs.Handle    // reads
+	changes *netlink.Socket // and reads real servers
+	family  uint16          // of IPVS, in generic netlink
 }
 
 var _ Table = (*Netlink)(nil)
@@ -100,13 +100,13 @@ func OpenTable() (*Netlink, error) {
 	// moby's Handle doesn't fail where there is no IPVS: it takes the number of
 	// the netlink family once and for all, and with 0 for it every request is
 	// acknowledged and none has an effect.
-	family, err := netlink.GenlFamilyGet("IPVS")
+	family, err := vnetlink.GenlFamilyGet("IPVS")
 	if err != nil {
 		return nil, fmt.Errorf("open table of virtual servers: %w: no generic netlink family IPVS (%v)", kernel.ErrNotFound, err)
 	}
 	t := &Netlink{family: family.ID}
 	if t.handle, err = ipvs.New(""); err == nil {
-		if t.changes, err = nlmsg.Open(unix.NETLINK_GENERIC, 32<<10); err == nil {
+		if t.changes, err = netlink.Open(unix.NETLINK_GENERIC, 32<<10); err == nil {
 			return t, nil
 		}
 		t.handle.Close()
@@ -187,9 +187,9 @@ const sizeofGeneric = 4
 func (t *Netlink) readReals(s *Server) error {
 	about := Request{Do: Delete, Virtual: s.Virtual} // which names it, without settings
 	return t.changes.Dump(func(b []byte) []byte {
-		return nlmsg.AppendNested(append(nlmsg.AppendRequest(b, t.family, unix.NLM_F_DUMP), cmdGetDest, 1, 0, 0), attrService, about.appendVirtual) // version 1
+		return netlink.AppendNested(append(netlink.AppendRequest(b, t.family, unix.NLM_F_DUMP), cmdGetDest, 1, 0, 0), attrService, about.appendVirtual) // version 1
 	}, func(body []byte) {
-		for typ, value := range nlmsg.Attributes(body[min(len(body), sizeofGeneric):]) {
+		for typ, value := range netlink.Attributes(body[min(len(body), sizeofGeneric):]) {
 			if typ == attrDest {
 				r, connections := decodeReal(value, s.Address.Addr().Is6())
 				s.Reals, s.Connections = append(s.Reals, r), append(s.Connections, connections)
@@ -206,7 +206,7 @@ func decodeReal(attributes []byte, ipv6 bool) (r kernel.Real, connections int) {
 	}
 	var address netip.Addr
 	var port uint16
-	for typ, v := range nlmsg.Attributes(attributes) {
+	for typ, v := range netlink.Attributes(attributes) {
 		switch {
 		case typ == destAddress && len(v) >= length:
 			address, _ = netip.AddrFromSlice(v[:length])
@@ -387,10 +387,10 @@ func (r *Request) append(b []byte, family uint16) []byte {
 	if r.ofReal() {
 		command = cmdNewDest + byte(r.Do)
 	}
-	b = append(nlmsg.AppendRequest(b, family, 0), command, 1, 0, 0) // version 1
-	b = nlmsg.AppendNested(b, attrService, r.appendVirtual)
+	b = append(netlink.AppendRequest(b, family, 0), command, 1, 0, 0) // version 1
+	b = netlink.AppendNested(b, attrService, r.appendVirtual)
 	if r.ofReal() {
-		b = nlmsg.AppendNested(b, attrDest, r.appendReal)
+		b = netlink.AppendNested(b, attrDest, r.appendReal)
 	}
 	return b
 }
@@ -398,27 +398,27 @@ func (r *Request) append(b []byte, family uint16) []byte {
 // appendVirtual appends what names the virtual server, and if it is about that, its settings.
 func (r *Request) appendVirtual(b []byte) []byte {
 	s := serviceOf(r.Virtual)
-	b = nlmsg.Append(b, serviceFamily, binary.NativeEndian.AppendUint16(nil, s.AddressFamily)...)
-	b = nlmsg.Append(b, serviceProtocol, binary.NativeEndian.AppendUint16(nil, s.Protocol)...)
-	b = nlmsg.Append(b, serviceAddress, s.Address...)
-	b = nlmsg.Append(b, servicePort, binary.BigEndian.AppendUint16(nil, s.Port)...)
+	b = netlink.Append(b, serviceFamily, binary.NativeEndian.AppendUint16(nil, s.AddressFamily)...)
+	b = netlink.Append(b, serviceProtocol, binary.NativeEndian.AppendUint16(nil, s.Protocol)...)
+	b = netlink.Append(b, serviceAddress, s.Address...)
+	b = netlink.Append(b, servicePort, binary.BigEndian.AppendUint16(nil, s.Port)...)
 	if r.ofReal() || r.Do == Delete {
 		return b
 	}
-	b = nlmsg.Append(b, serviceScheduler, append([]byte(s.SchedName), 0)...)
-	b = nlmsg.Append(b, serviceFlags, binary.NativeEndian.AppendUint32(binary.NativeEndian.AppendUint32(nil, s.Flags), ^uint32(0))...)
-	b = nlmsg.AppendNative(b, serviceTimeout, s.Timeout)
-	return nlmsg.AppendNative(b, serviceNetmask, s.Netmask)
+	b = netlink.Append(b, serviceScheduler, append([]byte(s.SchedName), 0)...)
+	b = netlink.Append(b, serviceFlags, binary.NativeEndian.AppendUint32(binary.NativeEndian.AppendUint32(nil, s.Flags), ^uint32(0))...)
+	b = netlink.AppendNative(b, serviceTimeout, s.Timeout)
+	return netlink.AppendNative(b, serviceNetmask, s.Netmask)
 }
 
 // appendReal appends the real server, to which connections are masqueraded (forwarding 0).
 func (r *Request) appendReal(b []byte) []byte {
-	b = nlmsg.Append(b, destAddress, r.Real.Address.Addr().AsSlice()...)
-	b = nlmsg.Append(b, destPort, binary.BigEndian.AppendUint16(nil, r.Real.Address.Port())...)
-	b = nlmsg.AppendNative(b, destForwarding, 0)
-	b = nlmsg.AppendNative(b, destWeight, r.Real.Weight)
-	b = nlmsg.AppendNative(b, destUpperThreshold, 0)
-	return nlmsg.AppendNative(b, destLowerThreshold, 0)
+	b = netlink.Append(b, destAddress, r.Real.Address.Addr().AsSlice()...)
+	b = netlink.Append(b, destPort, binary.BigEndian.AppendUint16(nil, r.Real.Address.Port())...)
+	b = netlink.AppendNative(b, destForwarding, 0)
+	b = netlink.AppendNative(b, destWeight, r.Real.Weight)
+	b = netlink.AppendNative(b, destUpperThreshold, 0)
+	return netlink.AppendNative(b, destLowerThreshold, 0)
 }
 
 // Timeouts says how long IPVS remembers idle connections. Zero leaves one as it

@@ -7,8 +7,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"kproxy.dev/kproxy/kernel"
 	"kproxy.dev/kproxy/kernel/ipvs"
-	"kproxy.dev/kproxy/kernel/kerneltest"
 	"kproxy.dev/kproxy/service"
+	"kproxy.dev/kproxy/test/kerneltest"
 )
 
 // manyKinds are virtual servers of every kind, in no order of ipvsadm's.

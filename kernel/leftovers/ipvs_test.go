@@ -11,8 +11,8 @@ import (
 
 	"kproxy.dev/kproxy/kernel"
 	own "kproxy.dev/kproxy/kernel/ipvs"
-	"kproxy.dev/kproxy/kernel/kerneltest"
 	"kproxy.dev/kproxy/kernel/leftovers"
+	"kproxy.dev/kproxy/test/kerneltest"
 )
 
 // TestLeftoverServers: the virtual servers that its sets name go, at kube-ipvs0's

@@ -11,8 +11,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"kproxy.dev/kproxy/kernel"
-	"kproxy.dev/kproxy/kernel/kerneltest"
 	"kproxy.dev/kproxy/kernel/leftovers"
+	"kproxy.dev/kproxy/test/kerneltest"
 )
 
 // host is the network namespace of a test.

@@ -6,7 +6,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"kproxy.dev/kproxy/kernel/nlmsg"
+	"kproxy.dev/kproxy/kernel/netlink"
 )
 
 // nft is one of kube-proxy's own tables; its family is NFPROTO_IPV4 or _IPV6.
@@ -21,9 +21,9 @@ func (n nft) String() string {
 
 // findNFT lists the tables. There may be no program nft on the host.
 func findNFT() (out []nft, err error) {
-	err = nlmsg.DumpNFTables(unix.NFT_MSG_GETTABLE, unix.NFPROTO_UNSPEC, nil, func(family uint8, attributes []byte) {
-		for typ, value := range nlmsg.Attributes(attributes) {
-			if typ == unix.NFTA_TABLE_NAME && nlmsg.Text(value) == nftTable && (family == unix.NFPROTO_IPV4 || family == unix.NFPROTO_IPV6) {
+	err = netlink.DumpNFTables(unix.NFT_MSG_GETTABLE, unix.NFPROTO_UNSPEC, nil, func(family uint8, attributes []byte) {
+		for typ, value := range netlink.Attributes(attributes) {
+			if typ == unix.NFTA_TABLE_NAME && netlink.Text(value) == nftTable && (family == unix.NFPROTO_IPV4 || family == unix.NFPROTO_IPV6) {
 				out = append(out, nft{family})
 			}
 		}
@@ -41,15 +41,15 @@ func removeNFT(tables []nft) error {
 	if len(tables) == 0 {
 		return nil
 	}
-	s, err := nlmsg.Open(unix.NETLINK_NETFILTER, 4<<10)
+	s, err := netlink.Open(unix.NETLINK_NETFILTER, 4<<10)
 	if err != nil {
 		return fmt.Errorf("remove nftables tables: %w", err)
 	}
 	defer s.Close()
 	var requests [][]byte
 	for _, t := range tables {
-		b := nlmsg.AppendNetfilter(nlmsg.AppendRequest(nil, unix.NFNL_SUBSYS_NFTABLES<<8|unix.NFT_MSG_DELTABLE, 0), t.family)
-		requests = append(requests, nlmsg.AppendText(b, unix.NFTA_TABLE_NAME, nftTable))
+		b := netlink.AppendNetfilter(netlink.AppendRequest(nil, unix.NFNL_SUBSYS_NFTABLES<<8|unix.NFT_MSG_DELTABLE, 0), t.family)
+		requests = append(requests, netlink.AppendText(b, unix.NFTA_TABLE_NAME, nftTable))
 	}
 	if err := s.Transaction(unix.NFNL_SUBSYS_NFTABLES, requests); err != nil {
 		return fmt.Errorf("remove nftables tables %v: %w", tables, err)

@@ -5,10 +5,10 @@ import (
 	"testing"
 	"time"
 
-	"kproxy.dev/kproxy/kernel/kerneltest"
 	"kproxy.dev/kproxy/kernel/nftables"
 	"kproxy.dev/kproxy/kernel/steering"
 	"kproxy.dev/kproxy/plan"
+	"kproxy.dev/kproxy/test/kerneltest"
 )
 
 // BenchmarkWrite writes ten thousand services of ten endpoints into the kernel (with -short a thousand), and then

@@ -17,12 +17,12 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
 	"kproxy.dev/kproxy/kernel"
-	"kproxy.dev/kproxy/kernel/kerneltest"
+	"kproxy.dev/kproxy/kernel/netlink"
 	"kproxy.dev/kproxy/kernel/nftables"
-	"kproxy.dev/kproxy/kernel/nlmsg"
 	"kproxy.dev/kproxy/kernel/steering"
 	"kproxy.dev/kproxy/plan"
 	"kproxy.dev/kproxy/service"
+	"kproxy.dev/kproxy/test/kerneltest"
 )
 
 // node is a node with nothing on it but the tables.
@@ -134,7 +134,7 @@ func TestDamageIsFoundAndMended(t *testing.T) {
 func TestCheckAsksOnce(t *testing.T) {
 	t.Parallel()
 	n, faults := newNode(t), &kerneltest.Faults{}
-	nftables.Through(n.plane, func(s nftables.Netlink) nftables.Netlink { return faulty{s, faults} })
+	nftables.Through(n.plane, func(s nftables.Conn) nftables.Conn { return faulty{s, faults} })
 	n.program(plane(kerneltest.Many(5, 3)...))
 	check := func() int {
 		before := faults.Calls()
@@ -160,13 +160,13 @@ func TestCheckAsksOnce(t *testing.T) {
 
 // interrupted is a kernel while whose first list something else happens.
 type interrupted struct {
-	nftables.Netlink
+	nftables.Conn
 	first func()
 }
 
 func (i interrupted) Dump(request func([]byte) []byte, each func([]byte)) error {
 	i.first()
-	return i.Netlink.Dump(request, each)
+	return i.Conn.Dump(request, each)
 }
 
 // TestHeartbeatWhileElementsAreRead: it doesn't wait for a list, which may be one of millions.
@@ -175,7 +175,7 @@ func TestHeartbeatWhileElementsAreRead(t *testing.T) {
 	n := newNode(t)
 	n.program(plane(kerneltest.Many(5, 3)...))
 	lists := 0
-	nftables.Through(n.plane, func(s nftables.Netlink) nftables.Netlink {
+	nftables.Through(n.plane, func(s nftables.Conn) nftables.Conn {
 		return interrupted{s, sync.OnceFunc(func() {
 			lists++
 			beat := make(chan error, 1)
@@ -509,7 +509,7 @@ func TestPacketsBetweenTransactions(t *testing.T) {
 
 // withoutFlowtables is a kernel in which flowtables do nothing, and one of whose devices can't be in any.
 type withoutFlowtables struct {
-	nftables.Netlink
+	nftables.Conn
 	odd   string
 	added map[string]bool // devices
 }
@@ -520,18 +520,18 @@ func (w withoutFlowtables) Transaction(subsystem uint16, requests [][]byte) erro
 		kind := binary.NativeEndian.Uint16(b[4:]) & 0xff
 		switch {
 		case kind == unix.NFT_MSG_NEWFLOWTABLE && bytes.Contains(b, []byte(w.odd+"\x00")):
-			return &nlmsg.RequestError{Index: i, Err: unix.EOPNOTSUPP}
+			return &netlink.RequestError{Index: i, Err: unix.EOPNOTSUPP}
 		case kind == unix.NFT_MSG_NEWFLOWTABLE:
 			for _, d := range []string{"one", "two"} {
 				w.added[d] = w.added[d] || bytes.Contains(b, []byte(d+"\x00"))
 			}
 		case kind == unix.NFT_MSG_DELFLOWTABLE:
 		case bytes.Contains(b, []byte("flow_offload")): // a rule that says nothing is in its place
-			const header = unix.NLMSG_HDRLEN + nlmsg.SizeofNetfilter
+			const header = unix.NLMSG_HDRLEN + netlink.SizeofNetfilter
 			bare := bytes.Clone(b[:header])
-			for typ, v := range nlmsg.Attributes(b[header:]) {
+			for typ, v := range netlink.Attributes(b[header:]) {
 				if typ == unix.NFTA_RULE_TABLE || typ == unix.NFTA_RULE_CHAIN {
-					bare = nlmsg.Append(bare, typ, v...)
+					bare = netlink.Append(bare, typ, v...)
 				}
 			}
 			left = append(left, bare)
@@ -542,7 +542,7 @@ func (w withoutFlowtables) Transaction(subsystem uint16, requests [][]byte) erro
 	if len(left) == 0 {
 		return nil
 	}
-	return w.Netlink.Transaction(subsystem, left)
+	return w.Conn.Transaction(subsystem, left)
 }
 
 // TestADeviceThatIsRefusedStopsNothing: neither that other devices are followed, nor the search for damage; and it is told once.
@@ -557,7 +557,7 @@ func TestADeviceThatIsRefusedStopsNothing(t *testing.T) {
 		t.Fatal(err)
 	}
 	kernel := withoutFlowtables{odd: "odd", added: map[string]bool{}}
-	nftables.Through(n.plane, func(s nftables.Netlink) nftables.Netlink { kernel.Netlink = s; return kernel })
+	nftables.Through(n.plane, func(s nftables.Conn) nftables.Conn { kernel.Conn = s; return kernel })
 	n.program(plane(kerneltest.Service("web", service.TCP, kerneltest.Cluster("10.96.1.1:80"), kerneltest.Endpoints("10.1.0.1:80"))))
 	run(t, "ip link add one type veth peer name odd && ip link add two type veth peer name three; ip link set one up; ip link set odd up; ip link set two up; nft add rule ip kproxy services accept")
 	if found, err := n.plane.Check(t.Context()); err == nil || !strings.Contains(err.Error(), "without device odd:") || len(found) == 0 {

@@ -15,7 +15,7 @@
 // services that are used in turn the same endpoint for ever; so one that asks for round
 // robin has chains of its own, with a counter.
 //
-// The library is our own kernel/nlmsg. google/nftables makes an allocation for each
+// The library is our own kernel/netlink. google/nftables makes an allocation for each
 // expression and element, sends what exceeds an attribute's 64 kB cut short, without an error,
 // and has no chunks; what we would spare is a table of constants. A rule's text and its
 // expressions are made by the same calls (rule.go), so what is rendered is what nft lists.

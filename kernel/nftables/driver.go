@@ -20,8 +20,8 @@ import (
 type Driver struct {
 	host     plan.Capability
 	skipIPv6 bool
-	plane    *Plane                // made by Steering
-	through  func(netlink) netlink // what tests put in front of the kernel; else nil
+	plane    *Plane          // made by Steering
+	through  func(conn) conn // what tests put in front of the kernel; else nil
 
 	elsewhere string
 	flowtable bool // is wanted
@@ -186,7 +186,7 @@ func (d *Driver) Plane(kernel.Settings) (kernel.Plane, error) {
 func (d *Driver) Render(p *plan.Plan, s kernel.Settings) []kernel.Section {
 	o := d.options(s)
 	var b strings.Builder
-	for _, f := range families(d.skipIPv6) {
+	for _, f := range o.Families() {
 		b.WriteString(tableText(p, &o, f))
 	}
 	return []kernel.Section{{Name: string(plan.NFTables), Text: b.String()}}
@@ -277,7 +277,9 @@ func (c *Chain) text() string {
 // Diff implements [kernel.Driver], by what is in sets and maps, and which chains there are. Which services are in
 // userspace isn't compared: a kproxy that runs decides that as it goes.
 func (d *Driver) Diff(_ context.Context, p *plan.Plan, s kernel.Settings) (string, error) {
-	t, err := openTables(families(d.skipIPv6))
+	o := d.options(s)
+	o.DropInvalid = !kernel.LiberalConntrack()
+	t, err := openTables(o.Families())
 	if err != nil {
 		return "", err
 	}
@@ -305,8 +307,6 @@ func (d *Driver) Diff(_ context.Context, p *plan.Plan, s kernel.Settings) (strin
 	}
 	add("-", x.gone)
 	add("+", x.come)
-	o := d.options(s)
-	o.DropInvalid = !kernel.LiberalConntrack()
 	for _, f := range t.families {
 		wanted := map[string]bool{}
 		for _, c := range newRules(&o, f, &p.Policy).withTreatments(scope.wanted(f)) {
@@ -362,7 +362,7 @@ func (d *Driver) Retire(ctx context.Context) (kernel.Drainer, error) { return ni
 
 // each calls f for both families. A kernel without nf_tables has nothing.
 func (d *Driver) each(f func(*tables, service.Family) error) error {
-	t, err := openTables(families(false))
+	t, err := openTables(service.Families[:])
 	if err != nil {
 		return nil
 	}

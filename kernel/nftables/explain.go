@@ -7,7 +7,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"kproxy.dev/kproxy/kernel"
-	"kproxy.dev/kproxy/kernel/nlmsg"
+	"kproxy.dev/kproxy/kernel/netlink"
 	"kproxy.dev/kproxy/plan"
 	"kproxy.dev/kproxy/service"
 )
@@ -82,12 +82,12 @@ func (t *tables) look(list []member) ([]*Element, error) {
 		err := t.socket.Do(len(part), func(b []byte, i int) []byte {
 			e := &part[i]
 			b = header(b, unix.NFT_MSG_GETSETELEM, 0, e.family)
-			b = nlmsg.AppendText(b, unix.NFTA_SET_ELEM_LIST_TABLE, Name)
-			b = nlmsg.AppendText(b, unix.NFTA_SET_ELEM_LIST_SET, e.set)
-			return nlmsg.AppendNested(b, unix.NFTA_SET_ELEM_LIST_ELEMENTS, func(b []byte) []byte {
-				return nlmsg.AppendNested(b, unix.NFTA_LIST_ELEM, func(b []byte) []byte {
-					if b = nlmsg.AppendData(b, unix.NFTA_SET_ELEM_KEY, []byte(e.Key)...); e.End != "" {
-						b = nlmsg.AppendData(b, nlmsg.SetElemKeyEnd, []byte(e.End)...)
+			b = netlink.AppendText(b, unix.NFTA_SET_ELEM_LIST_TABLE, Name)
+			b = netlink.AppendText(b, unix.NFTA_SET_ELEM_LIST_SET, e.set)
+			return netlink.AppendNested(b, unix.NFTA_SET_ELEM_LIST_ELEMENTS, func(b []byte) []byte {
+				return netlink.AppendNested(b, unix.NFTA_LIST_ELEM, func(b []byte) []byte {
+					if b = netlink.AppendData(b, unix.NFTA_SET_ELEM_KEY, []byte(e.Key)...); e.End != "" {
+						b = netlink.AppendData(b, netlink.SetElemKeyEnd, []byte(e.End)...)
 					}
 					return b
 				})
@@ -96,8 +96,8 @@ func (t *tables) look(list []member) ([]*Element, error) {
 			switch {
 			case err != nil && err != unix.ENOENT:
 				failure = err
-			case len(body) >= nlmsg.SizeofNetfilter:
-				readElements(body[nlmsg.SizeofNetfilter:], func(e Element) { out[first+i] = &e })
+			case len(body) >= netlink.SizeofNetfilter:
+				readElements(body[netlink.SizeofNetfilter:], func(e Element) { out[first+i] = &e })
 			}
 		})
 		if err != nil {

@@ -1,13 +1,13 @@
 package nftables
 
-// Netlink names the interface that tests put faults in front of.
-type Netlink = netlink
+// Conn names the interface that tests put faults in front of.
+type Conn = conn
 
 // Lacking returns a driver whose kernel is what wrap returns.
-func Lacking(wrap func(Netlink) Netlink) *Driver { return &Driver{through: wrap} }
+func Lacking(wrap func(Conn) Conn) *Driver { return &Driver{through: wrap} }
 
 // Through has p speak to the kernel through what wrap returns.
-func Through(p *Plane, wrap func(Netlink) Netlink) { p.tables.socket = wrap(p.tables.socket) }
+func Through(p *Plane, wrap func(Conn) Conn) { p.tables.socket = wrap(p.tables.socket) }
 
 // Close closes p's sockets.
 func Close(p *Plane) { _ = p.tables.close() }

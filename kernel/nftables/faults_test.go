@@ -13,29 +13,29 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
 	"kproxy.dev/kproxy/kernel"
-	"kproxy.dev/kproxy/kernel/kerneltest"
+	"kproxy.dev/kproxy/kernel/netlink"
 	"kproxy.dev/kproxy/kernel/nftables"
-	"kproxy.dev/kproxy/kernel/nlmsg"
 	"kproxy.dev/kproxy/plan"
 	"kproxy.dev/kproxy/service"
+	"kproxy.dev/kproxy/test/kerneltest"
 )
 
 // faulty is a socket whose calls fail as faults say.
 type faulty struct {
-	nftables.Netlink
+	nftables.Conn
 	faults *kerneltest.Faults
 }
 
 func (f faulty) Transaction(subsystem uint16, requests [][]byte) error {
-	return f.faults.Netlink(func() error { return f.Netlink.Transaction(subsystem, requests) })
+	return f.faults.Netlink(func() error { return f.Conn.Transaction(subsystem, requests) })
 }
 
 func (f faulty) Dump(request func([]byte) []byte, each func([]byte)) error {
-	return f.faults.Netlink(func() error { return f.Netlink.Dump(request, each) })
+	return f.faults.Netlink(func() error { return f.Conn.Dump(request, each) })
 }
 
 func (f faulty) Do(n int, request func([]byte, int) []byte, reply func(int, []byte, error)) error {
-	return f.faults.Netlink(func() error { return f.Netlink.Do(n, request, reply) })
+	return f.faults.Netlink(func() error { return f.Conn.Do(n, request, reply) })
 }
 
 // step does what the agent does for one plan, and goes on after errors as it does.
@@ -48,7 +48,7 @@ func (n *node) step(p *plan.Plan, faults *kerneltest.Faults) {
 	n.plane.Sync(n.t.Context(), func() {})
 	if faults.Died() {
 		n.restart()
-		nftables.Through(n.plane, func(s nftables.Netlink) nftables.Netlink { return faulty{s, faults} })
+		nftables.Through(n.plane, func(s nftables.Conn) nftables.Conn { return faulty{s, faults} })
 	}
 }
 
@@ -74,7 +74,7 @@ func TestFaults(t *testing.T) {
 	}
 	for seed := range uint64(12) {
 		n, faults := newNode(t), kerneltest.NewFaults(seed, 0.1)
-		nftables.Through(n.plane, func(s nftables.Netlink) nftables.Netlink { return faulty{s, faults} })
+		nftables.Through(n.plane, func(s nftables.Conn) nftables.Conn { return faulty{s, faults} })
 		walk := kerneltest.NewWalk(seed, plan.ModeNFTables, plan.NFTables, 12)
 		var p *plan.Plan
 		for range 15 {
@@ -90,7 +90,7 @@ func TestFaults(t *testing.T) {
 	first, second := walk.Next(), walk.Next()
 	way := func(faults *kerneltest.Faults) (before, after int) {
 		n := newNode(t)
-		nftables.Through(n.plane, func(s nftables.Netlink) nftables.Netlink { return faulty{s, faults} })
+		nftables.Through(n.plane, func(s nftables.Conn) nftables.Conn { return faulty{s, faults} })
 		n.program(first)
 		before = faults.Calls()
 		n.step(second, faults)
@@ -116,7 +116,7 @@ func TestFaults(t *testing.T) {
 
 // staged tells of every transaction; one fails.
 type staged struct {
-	nftables.Netlink
+	nftables.Conn
 	after func()
 	n     *int
 	fails int
@@ -126,7 +126,7 @@ func (s staged) Transaction(subsystem uint16, requests [][]byte) error {
 	if *s.n++; *s.n == s.fails {
 		return unix.ENOBUFS
 	}
-	err := s.Netlink.Transaction(subsystem, requests)
+	err := s.Conn.Transaction(subsystem, requests)
 	s.after()
 	return err
 }
@@ -141,7 +141,7 @@ func TestFirstWriteOfMany(t *testing.T) {
 	for fails := 0; fails <= transactions; fails++ {
 		n := newNode(t)
 		made, led, parts := 0, 0, 0
-		nftables.Through(n.plane, func(s nftables.Netlink) nftables.Netlink {
+		nftables.Through(n.plane, func(s nftables.Conn) nftables.Conn {
 			return staged{s, func() {
 				if fails > 0 {
 					return
@@ -254,7 +254,7 @@ func (n *node) follow(p *plan.Plan, d plan.Delta) {
 func TestChangeIsOneTransaction(t *testing.T) {
 	n, made := newNode(t), 0
 	nftables.KeepSpare(n.plane)
-	nftables.Through(n.plane, func(s nftables.Netlink) nftables.Netlink { return staged{s, func() {}, &made, 0} })
+	nftables.Through(n.plane, func(s nftables.Conn) nftables.Conn { return staged{s, func() {}, &made, 0} })
 	many := kerneltest.Many(4, 2)
 	kerneltest.InUserspace(many[1])
 	n.program(plane(many...))
@@ -289,7 +289,7 @@ func TestRefusedChangeLeavesAll(t *testing.T) {
 		first, second := plane(was...), plane(is...)
 		n.program(first)
 		word = ""
-		nftables.Through(n.plane, func(s nftables.Netlink) nftables.Netlink { return picky{s, &word} })
+		nftables.Through(n.plane, func(s nftables.Conn) nftables.Conn { return picky{s, &word} })
 		before()
 		list := func() string { return run(t, "nft -s list ruleset") }
 		left := list()
@@ -320,13 +320,13 @@ func TestRefusedChangeLeavesAll(t *testing.T) {
 
 // disturbed does something before a transaction.
 type disturbed struct {
-	nftables.Netlink
+	nftables.Conn
 	before func()
 }
 
 func (d disturbed) Transaction(subsystem uint16, requests [][]byte) error {
 	d.before()
-	return d.Netlink.Transaction(subsystem, requests)
+	return d.Conn.Transaction(subsystem, requests)
 }
 
 // TestTablesDeletedAmidAPass: another program deletes the tables before a pass, and before any two of its transactions. The pass arrives, and takes
@@ -337,7 +337,7 @@ func TestTablesDeletedAmidAPass(t *testing.T) {
 	for at := 1; ; at++ {
 		n, made := newNode(t), 0
 		n.program(first)
-		nftables.Through(n.plane, func(s nftables.Netlink) nftables.Netlink {
+		nftables.Through(n.plane, func(s nftables.Conn) nftables.Conn {
 			return disturbed{s, func() {
 				if made++; made == at || made == at+2 {
 					run(t, "nft flush ruleset")
@@ -365,14 +365,14 @@ func TestTablesDeletedAmidAPass(t *testing.T) {
 
 // picky refuses requests in which a word is; none while that is empty.
 type picky struct {
-	nftables.Netlink
+	nftables.Conn
 	word *string
 }
 
-func (p picky) refused(requests [][]byte) (out []nlmsg.RequestError) {
+func (p picky) refused(requests [][]byte) (out []netlink.RequestError) {
 	for i, r := range requests {
 		if *p.word != "" && bytes.Contains(r, []byte(*p.word)) {
-			out = append(out, nlmsg.RequestError{Index: i, Err: unix.ENOSPC})
+			out = append(out, netlink.RequestError{Index: i, Err: unix.ENOSPC})
 		}
 	}
 	return out
@@ -382,14 +382,14 @@ func (p picky) Transaction(subsystem uint16, requests [][]byte) error {
 	if r := p.refused(requests); len(r) > 0 {
 		return &r[0]
 	}
-	return p.Netlink.Transaction(subsystem, requests)
+	return p.Conn.Transaction(subsystem, requests)
 }
 
-func (p picky) Refusals(subsystem uint16, requests [][]byte) ([]nlmsg.RequestError, error) {
+func (p picky) Refusals(subsystem uint16, requests [][]byte) ([]netlink.RequestError, error) {
 	if r := p.refused(requests); len(r) > 0 {
 		return r, nil
 	}
-	return p.Netlink.Refusals(subsystem, requests)
+	return p.Conn.Refusals(subsystem, requests)
 }
 
 // TestRefusedServiceIsAskedForAgain: what the kernel refuses for a while is programmed by the first pass that no change comes with.
@@ -400,7 +400,7 @@ func TestRefusedServiceIsAskedForAgain(t *testing.T) {
 	first, second, third := plane(many[:3]...), plane(many[:5]...), plane(many...)
 	n.program(first)
 	word := many[4].Port.Key.String()
-	nftables.Through(n.plane, func(s nftables.Netlink) nftables.Netlink { return picky{s, &word} })
+	nftables.Through(n.plane, func(s nftables.Conn) nftables.Conn { return picky{s, &word} })
 	step := func(is *plan.Plan, come ...*plan.Service) kernel.Result {
 		var d plan.Delta
 		for _, s := range come {
@@ -421,15 +421,15 @@ func TestRefusedServiceIsAskedForAgain(t *testing.T) {
 
 // refusing is a kernel that lacks something.
 type refusing struct {
-	nftables.Netlink
+	nftables.Conn
 	err error
 }
 
 func (r refusing) Transaction(uint16, [][]byte) error {
-	return &nlmsg.RequestError{Index: 3, Err: r.err}
+	return &netlink.RequestError{Index: 3, Err: r.err}
 }
-func (r refusing) Refusals(uint16, [][]byte) ([]nlmsg.RequestError, error) {
-	return []nlmsg.RequestError{{Index: 3, Err: r.err}}, nil
+func (r refusing) Refusals(uint16, [][]byte) ([]netlink.RequestError, error) {
+	return []netlink.RequestError{{Index: 3, Err: r.err}}, nil
 }
 
 // TestFailuresOfTheWholeTransaction: what is wrong with none of the services fails for all, and
@@ -441,8 +441,8 @@ func TestFailuresOfTheWholeTransaction(t *testing.T) {
 		before := plane(kerneltest.Many(3, 2)...)
 		n.program(before)
 		want := n.listing()
-		var socket nftables.Netlink
-		nftables.Through(n.plane, func(s nftables.Netlink) nftables.Netlink { socket = s; return refusing{s, errno} })
+		var socket nftables.Conn
+		nftables.Through(n.plane, func(s nftables.Conn) nftables.Conn { socket = s; return refusing{s, errno} })
 		p := plane(kerneltest.Many(5, 2)...)
 		d := plan.Between(before, p)
 		if r := n.plane.Follow(t.Context(), p, d); !errors.Is(r.Err, errno) || r.Holds != nil {
@@ -458,7 +458,7 @@ func TestFailuresOfTheWholeTransaction(t *testing.T) {
 		if now := n.listing(); sorted(now) != sorted(want) {
 			t.Errorf("%v: the kernel has\n%s", errno, now)
 		}
-		nftables.Through(n.plane, func(nftables.Netlink) nftables.Netlink { return socket })
+		nftables.Through(n.plane, func(nftables.Conn) nftables.Conn { return socket })
 		n.was = before
 		n.program(p)
 		if got := n.plane.Programmed(); len(got) != 5 {
@@ -485,7 +485,7 @@ func TestKernelsWithoutIt(t *testing.T) {
 		{unix.EINVAL, []string{"nftables", "invalid argument", "Linux 5.13", "this is " + release}},                            // before 5.13
 		{unix.EPERM, []string{"permission", "CAP_NET_ADMIN"}},
 	} {
-		d := nftables.Lacking(func(s nftables.Netlink) nftables.Netlink { return refusing{s, tt.err} })
+		d := nftables.Lacking(func(s nftables.Conn) nftables.Conn { return refusing{s, tt.err} })
 		for _, trial := range []bool{false, true} {
 			facts, err := d.Probe(t.Context(), plan.ModeNFTables, trial)
 			if err != nil || facts.Missing == nil || facts.Capabilities[0].Supported {
@@ -512,14 +512,14 @@ func TestProbeLeavesAccounting(t *testing.T) {
 
 // forgetful is a kernel whose next list of many elements lacks some: a message of the list.
 type forgetful struct {
-	nftables.Netlink
+	nftables.Conn
 	lists *int // how many more lack some
 }
 
 func (f forgetful) Dump(request func([]byte) []byte, each func([]byte)) error {
 	elements := request(nil)[4] == unix.NFT_MSG_GETSETELEM // the low byte of nlmsg_type
 	messages := 0
-	err := f.Netlink.Dump(request, func(b []byte) {
+	err := f.Conn.Dump(request, func(b []byte) {
 		if messages++; elements && messages == 2 && *f.lists > 0 {
 			*f.lists--
 			return
@@ -536,7 +536,7 @@ func TestListsThatLackSome(t *testing.T) {
 	p := plane(kerneltest.Many(600, 3)...)
 	n.program(p)
 	lists := 0
-	nftables.Through(n.plane, func(s nftables.Netlink) nftables.Netlink { return forgetful{s, &lists} })
+	nftables.Through(n.plane, func(s nftables.Conn) nftables.Conn { return forgetful{s, &lists} })
 	look := func(lacking, want int) {
 		t.Helper()
 		run(t, "nft add table ip foreign; nft delete table ip foreign")

@@ -11,7 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"kproxy.dev/kproxy/kernel"
-	"kproxy.dev/kproxy/kernel/nlmsg"
+	"kproxy.dev/kproxy/kernel/netlink"
 	"kproxy.dev/kproxy/service"
 )
 
@@ -73,9 +73,9 @@ func droppingNFTables() (out []dropper, err error) {
 		drops        bool
 	}
 	var all []base
-	err = nlmsg.DumpNFTables(unix.NFT_MSG_GETCHAIN, unix.NFPROTO_UNSPEC, nil, func(family uint8, b []byte) {
+	err = netlink.DumpNFTables(unix.NFT_MSG_GETCHAIN, unix.NFPROTO_UNSPEC, nil, func(family uint8, b []byte) {
 		c := base{
-			family: family, table: nlmsg.Text(attribute(b, unix.NFTA_CHAIN_TABLE)), chain: nlmsg.Text(attribute(b, unix.NFTA_CHAIN_NAME)),
+			family: family, table: netlink.Text(attribute(b, unix.NFTA_CHAIN_TABLE)), chain: netlink.Text(attribute(b, unix.NFTA_CHAIN_NAME)),
 			hook:  number(attribute(attribute(b, unix.NFTA_CHAIN_HOOK), unix.NFTA_HOOK_HOOKNUM)),
 			drops: number(attribute(b, unix.NFTA_CHAIN_POLICY)) == codeDrop,
 		}
@@ -86,11 +86,11 @@ func droppingNFTables() (out []dropper, err error) {
 	for _, c := range all {
 		if !c.drops && err == nil {
 			var last []byte
-			err = nlmsg.DumpNFTables(unix.NFT_MSG_GETRULE, c.family, func(b []byte) []byte {
-				return nlmsg.AppendText(nlmsg.AppendText(b, unix.NFTA_RULE_TABLE, c.table), unix.NFTA_RULE_CHAIN, c.chain)
+			err = netlink.DumpNFTables(unix.NFT_MSG_GETRULE, c.family, func(b []byte) []byte {
+				return netlink.AppendText(netlink.AppendText(b, unix.NFTA_RULE_TABLE, c.table), unix.NFTA_RULE_CHAIN, c.chain)
 			}, func(_ uint8, b []byte) {
 				// A kernel that knows no filter lists all rules.
-				if nlmsg.Text(attribute(b, unix.NFTA_RULE_TABLE)) == c.table && nlmsg.Text(attribute(b, unix.NFTA_RULE_CHAIN)) == c.chain {
+				if netlink.Text(attribute(b, unix.NFTA_RULE_TABLE)) == c.table && netlink.Text(attribute(b, unix.NFTA_RULE_CHAIN)) == c.chain {
 					last = attribute(b, unix.NFTA_RULE_EXPRESSIONS)
 				}
 			})
@@ -112,18 +112,18 @@ func droppingNFTables() (out []dropper, err error) {
 // dropsAll reports whether a rule of these expressions drops, or rejects, every packet.
 func dropsAll(expressions []byte) bool {
 	drops := false
-	for _, e := range nlmsg.Attributes(expressions) {
+	for _, e := range netlink.Attributes(expressions) {
 		data := attribute(e, unix.NFTA_EXPR_DATA)
-		switch nlmsg.Text(attribute(e, unix.NFTA_EXPR_NAME)) {
+		switch netlink.Text(attribute(e, unix.NFTA_EXPR_NAME)) {
 		case "counter", "log":
 		case "match":
-			if nlmsg.Text(attribute(data, unix.NFTA_MATCH_NAME)) != "comment" {
+			if netlink.Text(attribute(data, unix.NFTA_MATCH_NAME)) != "comment" {
 				return false
 			}
 		case "reject":
 			drops = true
 		case "target":
-			drops = nlmsg.Text(attribute(data, unix.NFTA_TARGET_NAME)) == "REJECT"
+			drops = netlink.Text(attribute(data, unix.NFTA_TARGET_NAME)) == "REJECT"
 		case "immediate":
 			verdict := attribute(attribute(data, unix.NFTA_IMMEDIATE_DATA), unix.NFTA_DATA_VERDICT)
 			drops = verdict != nil && number(attribute(verdict, unix.NFTA_VERDICT_CODE)) == codeDrop
@@ -186,6 +186,6 @@ func legacyEnds(rules []byte, header, entry, at int) bool {
 		return false
 	}
 	target := e[entry:]
-	name := nlmsg.Text(target[legacyName : legacyName+legacyNameSize])
+	name := netlink.Text(target[legacyName : legacyName+legacyNameSize])
 	return name == "REJECT" || name == "" && int32(binary.NativeEndian.Uint32(target[legacyVerdict:])) == legacyDrop
 }

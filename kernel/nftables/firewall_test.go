@@ -5,9 +5,9 @@ import (
 	"strings"
 	"testing"
 
-	"kproxy.dev/kproxy/kernel/kerneltest"
 	"kproxy.dev/kproxy/kernel/nftables"
 	"kproxy.dev/kproxy/plan"
+	"kproxy.dev/kproxy/test/kerneltest"
 )
 
 // TestDroppingChains: chains of others that drop by default are found, in nftables' own tables and in those of both variants of

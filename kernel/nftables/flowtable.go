@@ -7,7 +7,7 @@ import (
 	"slices"
 
 	"golang.org/x/sys/unix"
-	"kproxy.dev/kproxy/kernel/nlmsg"
+	"kproxy.dev/kproxy/kernel/netlink"
 	"kproxy.dev/kproxy/service"
 )
 
@@ -34,17 +34,17 @@ const devicesAtMost = 200
 // newFlowtable makes the flowtable, if there is none, and adds devices that it hasn't.
 func newFlowtable(f service.Family, devices ...string) []byte {
 	return message(unix.NFT_MSG_NEWFLOWTABLE, unix.NLM_F_CREATE, f, func(b []byte) []byte {
-		b = nlmsg.AppendText(b, flowtableName, flowtable)
-		b = nlmsg.AppendUint32(b, flowtableFlags, flowtableCounter)
-		return nlmsg.AppendNested(b, flowtableHook, func(b []byte) []byte {
-			b = nlmsg.AppendUint32(b, flowtableHookNumber, unix.NF_NETDEV_INGRESS)
-			b = nlmsg.AppendUint32(b, flowtableHookPriority, 0)
+		b = netlink.AppendText(b, flowtableName, flowtable)
+		b = netlink.AppendUint32(b, flowtableFlags, flowtableCounter)
+		return netlink.AppendNested(b, flowtableHook, func(b []byte) []byte {
+			b = netlink.AppendUint32(b, flowtableHookNumber, unix.NF_NETDEV_INGRESS)
+			b = netlink.AppendUint32(b, flowtableHookPriority, 0)
 			if len(devices) == 0 {
 				return b
 			}
-			return nlmsg.AppendNested(b, flowtableHookDevices, func(b []byte) []byte {
+			return netlink.AppendNested(b, flowtableHookDevices, func(b []byte) []byte {
 				for _, d := range devices {
-					b = nlmsg.AppendText(b, deviceName, d)
+					b = netlink.AppendText(b, deviceName, d)
 				}
 				return b
 			})
@@ -53,14 +53,14 @@ func newFlowtable(f service.Family, devices ...string) []byte {
 }
 
 func deleteFlowtable(f service.Family) []byte {
-	return message(unix.NFT_MSG_DELFLOWTABLE, 0, f, func(b []byte) []byte { return nlmsg.AppendText(b, flowtableName, flowtable) })
+	return message(unix.NFT_MSG_DELFLOWTABLE, 0, f, func(b []byte) []byte { return netlink.AppendText(b, flowtableName, flowtable) })
 }
 
 // flowAdd has the connection's packets go by the flowtable from now on: of TCP while it is
 // established, and of UDP.
 func flowAdd(r *Rule) {
 	r.say("flow add @%s", flowtable)
-	r.Add("flow_offload", func(b []byte) []byte { return nlmsg.AppendText(b, flowAddTable, flowtable) })
+	r.Add("flow_offload", func(b []byte) []byte { return netlink.AppendText(b, flowAddTable, flowtable) })
 }
 
 // flowtableText is the flowtable as nft lists it, without its devices.

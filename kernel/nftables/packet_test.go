@@ -12,12 +12,12 @@ import (
 	"time"
 
 	"kproxy.dev/kproxy/kernel"
-	"kproxy.dev/kproxy/kernel/kerneltest"
 	"kproxy.dev/kproxy/kernel/nftables"
 	"kproxy.dev/kproxy/kernel/steering"
 	"kproxy.dev/kproxy/lb"
 	"kproxy.dev/kproxy/plan"
 	"kproxy.dev/kproxy/service"
+	"kproxy.dev/kproxy/test/kerneltest"
 )
 
 func options() nftables.Options {

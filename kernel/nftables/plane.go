@@ -11,7 +11,7 @@ import (
 
 	"golang.org/x/sys/unix"
 	"kproxy.dev/kproxy/kernel"
-	"kproxy.dev/kproxy/kernel/nlmsg"
+	"kproxy.dev/kproxy/kernel/netlink"
 	"kproxy.dev/kproxy/kernel/steering"
 	"kproxy.dev/kproxy/plan"
 	"kproxy.dev/kproxy/service"
@@ -22,7 +22,7 @@ import (
 type Plane struct {
 	tables  *tables
 	options *Options
-	routing *steering.Routing
+	routing steering.RoutingWatch
 	held    *scope // its plan is the one whose elements the kernel holds
 
 	want    *plan.Plan
@@ -45,18 +45,11 @@ var (
 
 // Open opens the tables in the network namespace of the calling thread, and changes nothing.
 func Open(o Options, r *steering.Routing) (*Plane, error) {
-	t, err := openTables(families(o.SkipIPv6))
+	t, err := openTables(o.Families())
 	if err != nil {
 		return nil, err
 	}
-	return &Plane{tables: t, options: &o, routing: r, held: newScope(true)}, nil
-}
-
-func families(skipIPv6 bool) []service.Family {
-	if skipIPv6 {
-		return []service.Family{service.IPv4}
-	}
-	return service.Families[:]
+	return &Plane{tables: t, options: &o, routing: steering.RoutingWatch{Routing: r}, held: newScope(true)}, nil
 }
 
 // Adopt implements [kernel.Plane].
@@ -83,10 +76,8 @@ func (p *Plane) Adopt(_ context.Context, s *service.Snapshot) (map[service.Key]b
 
 // addresses returns where a service port's addresses would be found in sets, whose name is left out.
 func addresses(p *service.Port) (out []place) {
-	for _, list := range [][]netip.Addr{p.ClusterIPs, p.ExternalIPs, p.LoadBalancerIPs} {
-		for _, a := range list {
-			out = append(out, place{family: service.FamilyOf(a), key: destination(a, p.Protocol, p.Number)})
-		}
+	for _, a := range slices.Concat(p.ClusterIPs, p.ExternalIPs, p.LoadBalancerIPs) {
+		out = append(out, place{family: service.FamilyOf(a), key: destination(a, p.Protocol, p.Number)})
 	}
 	if p.NodePort != 0 {
 		for _, f := range service.Families {
@@ -529,8 +520,8 @@ func (p *Plane) Counts(context.Context) (c kernel.Counts, err error) {
 	sums := map[string]*uint64{countInvalid: &c.Invalid, countRefused: &c.Refused, countSteered: &c.Steered}
 	for _, f := range t.families {
 		err := t.dump(unix.NFT_MSG_GETOBJ, f, func(b []byte) []byte {
-			b = nlmsg.AppendText(b, unix.NFTA_OBJ_TABLE, Name)
-			return nlmsg.AppendUint32(b, unix.NFTA_OBJ_TYPE, unix.NFT_OBJECT_COUNTER)
+			b = netlink.AppendText(b, unix.NFTA_OBJ_TABLE, Name)
+			return netlink.AppendUint32(b, unix.NFTA_OBJ_TYPE, unix.NFT_OBJECT_COUNTER)
 		}, func(b []byte) {
 			table, name, packets := readCounter(b)
 			if sum := sums[name]; table == Name && sum != nil {

@@ -12,7 +12,7 @@ import (
 
 	"golang.org/x/sys/unix"
 	"kproxy.dev/kproxy/kernel"
-	"kproxy.dev/kproxy/kernel/nlmsg"
+	"kproxy.dev/kproxy/kernel/netlink"
 	"kproxy.dev/kproxy/kernel/steering"
 	"kproxy.dev/kproxy/plan"
 	"kproxy.dev/kproxy/service"
@@ -174,11 +174,11 @@ func (p *Plane) Local(a netip.Addr) bool {
 }
 
 // Missing implements [kernel.Steering].
-func (p *Plane) Missing() ([]string, error) { return p.routing.Missing() }
+func (p *Plane) Missing() ([]string, error) { return p.routing.Routing.Missing() }
 
 func readCounter(attributes []byte) (table, name string, packets uint64) {
 	if v := attribute(attribute(attributes, unix.NFTA_OBJ_DATA), unix.NFTA_COUNTER_PACKETS); len(v) == 8 {
 		packets = binary.BigEndian.Uint64(v)
 	}
-	return nlmsg.Text(attribute(attributes, unix.NFTA_OBJ_TABLE)), nlmsg.Text(attribute(attributes, unix.NFTA_OBJ_NAME)), packets
+	return netlink.Text(attribute(attributes, unix.NFTA_OBJ_TABLE)), netlink.Text(attribute(attributes, unix.NFTA_OBJ_NAME)), packets
 }

@@ -8,7 +8,7 @@ import (
 	"strings"
 
 	"golang.org/x/sys/unix"
-	"kproxy.dev/kproxy/kernel/nlmsg"
+	"kproxy.dev/kproxy/kernel/netlink"
 	"kproxy.dev/kproxy/lb"
 	"kproxy.dev/kproxy/service"
 )
@@ -17,7 +17,7 @@ import (
 type Rule struct {
 	Text    string
 	Comment string
-	nlmsg.Expressions
+	netlink.Expressions
 }
 
 // String prints r as nft does.
@@ -50,7 +50,7 @@ func (r *Rule) say(format string, args ...any) {
 	r.Text += fmt.Sprintf(format, args...)
 }
 
-const register = nlmsg.Register
+const register = netlink.Register
 
 // next is the register behind n bytes in at.
 func next(at uint32, n int) uint32 { return at + uint32(n+3)/4 }
@@ -64,6 +64,9 @@ type Type struct {
 	id   uint32 // nft's number (enum datatypes in its include/datatype.h): the kernel hands it through
 	size int
 }
+
+// width returns how many bytes of registers t takes.
+func (t Type) width() int { return (t.size + registerAlign - 1) &^ (registerAlign - 1) }
 
 // The types. Marks stand for any number that is no header's.
 var (
@@ -181,7 +184,7 @@ func (k key) load(r *Rule, at uint32) uint32 {
 // constant is a value in the place of a field, of which nothing is left: a value alone can't be part of a key. nft
 // prints bits that are set as bits of the mask, too.
 func constant(f field, t Type, v string) field {
-	value := text([]Type{t}, v+string(make([]byte, -len(v)&(registerAlign-1))))
+	value := text([]Type{t}, padded([]byte(v)))
 	set := value
 	if t != typePort {
 		set = "0x" + strings.TrimLeft(fmt.Sprintf("%x", v), "0")
@@ -311,12 +314,12 @@ var (
 func firstReply(r *Rule) {
 	r.say("ct direction reply ct reply packets 1")
 	r.Add("ct", func(b []byte) []byte {
-		return nlmsg.AppendUint32(nlmsg.AppendUint32(b, unix.NFTA_CT_DREG, register), unix.NFTA_CT_KEY, unix.NFT_CT_DIRECTION)
+		return netlink.AppendUint32(netlink.AppendUint32(b, unix.NFTA_CT_DREG, register), unix.NFTA_CT_KEY, unix.NFT_CT_DIRECTION)
 	})
 	r.Compare(unix.NFT_CMP_EQ, 1)
 	r.Add("ct", func(b []byte) []byte {
-		b = nlmsg.AppendUint32(nlmsg.AppendUint32(b, unix.NFTA_CT_DREG, register), unix.NFTA_CT_KEY, unix.NFT_CT_PKTS)
-		return nlmsg.Append(b, unix.NFTA_CT_DIRECTION, 1)
+		b = netlink.AppendUint32(netlink.AppendUint32(b, unix.NFTA_CT_DREG, register), unix.NFTA_CT_KEY, unix.NFT_CT_PKTS)
+		return netlink.Append(b, unix.NFTA_CT_DIRECTION, 1)
 	})
 	r.Compare(unix.NFT_CMP_EQ, binary.NativeEndian.AppendUint64(nil, 1)...)
 }
@@ -435,7 +438,7 @@ func count(name string) part {
 	return func(r *Rule) {
 		r.say("counter name %q", name)
 		r.Add("objref", func(b []byte) []byte {
-			return nlmsg.AppendText(nlmsg.AppendUint32(b, unix.NFTA_OBJREF_IMM_TYPE, unix.NFT_OBJECT_COUNTER), unix.NFTA_OBJREF_IMM_NAME, name)
+			return netlink.AppendText(netlink.AppendUint32(b, unix.NFTA_OBJREF_IMM_TYPE, unix.NFT_OBJECT_COUNTER), unix.NFTA_OBJREF_IMM_NAME, name)
 		})
 	}
 }
@@ -465,9 +468,9 @@ func (r *Rule) log(prefix string, group, threshold uint16) {
 		r.say("queue-threshold %d", threshold)
 	}
 	r.Add("log", func(b []byte) []byte {
-		b = nlmsg.AppendText(nlmsg.AppendUint16(b, unix.NFTA_LOG_GROUP, group), unix.NFTA_LOG_PREFIX, prefix)
+		b = netlink.AppendText(netlink.AppendUint16(b, unix.NFTA_LOG_GROUP, group), unix.NFTA_LOG_PREFIX, prefix)
 		if threshold > 0 {
-			b = nlmsg.AppendUint16(b, unix.NFTA_LOG_QTHRESHOLD, threshold)
+			b = netlink.AppendUint16(b, unix.NFTA_LOG_QTHRESHOLD, threshold)
 		}
 		return b
 	})
@@ -475,11 +478,11 @@ func (r *Rule) log(prefix string, group, threshold uint16) {
 
 // verdict appends a verdict, with its chain if it has one.
 func verdict(b []byte, typ uint16, code int32, chain string) []byte {
-	return nlmsg.AppendNested(b, typ, func(b []byte) []byte {
-		return nlmsg.AppendNested(b, unix.NFTA_DATA_VERDICT, func(b []byte) []byte {
-			b = nlmsg.AppendUint32(b, unix.NFTA_VERDICT_CODE, uint32(code))
+	return netlink.AppendNested(b, typ, func(b []byte) []byte {
+		return netlink.AppendNested(b, unix.NFTA_DATA_VERDICT, func(b []byte) []byte {
+			b = netlink.AppendUint32(b, unix.NFTA_VERDICT_CODE, uint32(code))
 			if chain != "" {
-				b = nlmsg.AppendText(b, unix.NFTA_VERDICT_CHAIN, chain)
+				b = netlink.AppendText(b, unix.NFTA_VERDICT_CHAIN, chain)
 			}
 			return b
 		})
@@ -501,7 +504,7 @@ func ends(code int32, chain string) part {
 	return func(r *Rule) {
 		r.say("%s", strings.TrimSpace(verdictWords[code]+" "+chain))
 		r.Add("immediate", func(b []byte) []byte {
-			return verdict(nlmsg.AppendUint32(b, unix.NFTA_IMMEDIATE_DREG, unix.NFT_REG_VERDICT), unix.NFTA_IMMEDIATE_DATA, code, chain)
+			return verdict(netlink.AppendUint32(b, unix.NFTA_IMMEDIATE_DREG, unix.NFT_REG_VERDICT), unix.NFTA_IMMEDIATE_DATA, code, chain)
 		})
 	}
 }
@@ -589,7 +592,7 @@ func reject(f service.Family, p service.Protocol) part {
 		}
 		r.say("reject with %s", text)
 		r.Add("reject", func(b []byte) []byte {
-			return nlmsg.Append(nlmsg.AppendUint32(b, unix.NFTA_REJECT_TYPE, kind), unix.NFTA_REJECT_ICMP_CODE, code)
+			return netlink.Append(netlink.AppendUint32(b, unix.NFTA_REJECT_TYPE, kind), unix.NFTA_REJECT_ICMP_CODE, code)
 		})
 	}
 }
@@ -607,12 +610,12 @@ func (k key) dynset(set string, seconds int) part {
 		at := k.load(r, register)
 		scratch.load(r, at)
 		r.Add("dynset", func(b []byte) []byte {
-			b = nlmsg.AppendText(b, unix.NFTA_DYNSET_SET_NAME, set)
-			b = nlmsg.AppendUint32(b, unix.NFTA_DYNSET_OP, op)
-			b = nlmsg.AppendUint32(b, unix.NFTA_DYNSET_SREG_KEY, register)
-			b = nlmsg.AppendUint32(b, unix.NFTA_DYNSET_SREG_DATA, at)
+			b = netlink.AppendText(b, unix.NFTA_DYNSET_SET_NAME, set)
+			b = netlink.AppendUint32(b, unix.NFTA_DYNSET_OP, op)
+			b = netlink.AppendUint32(b, unix.NFTA_DYNSET_SREG_KEY, register)
+			b = netlink.AppendUint32(b, unix.NFTA_DYNSET_SREG_DATA, at)
 			if seconds > 0 {
-				b = nlmsg.Append(b, unix.NFTA_DYNSET_TIMEOUT, binary.BigEndian.AppendUint64(nil, uint64(seconds)*1000)...)
+				b = netlink.Append(b, unix.NFTA_DYNSET_TIMEOUT, binary.BigEndian.AppendUint64(nil, uint64(seconds)*1000)...)
 			}
 			return b
 		})

@@ -3,7 +3,6 @@ package nftables
 import (
 	"cmp"
 	"encoding/binary"
-	"fmt"
 	"hash/fnv"
 	"net/netip"
 	"regexp"
@@ -409,5 +408,3 @@ func outermost(all []Element) []Element {
 	}
 	return out
 }
-
-func portText(p uint16) string { return fmt.Sprint(p) }

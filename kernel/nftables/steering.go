@@ -3,6 +3,7 @@ package nftables
 import (
 	"net/netip"
 	"slices"
+	"strconv"
 
 	"golang.org/x/sys/unix"
 	"kproxy.dev/kproxy/kernel"
@@ -128,9 +129,8 @@ func (r *rules) node() key { return key{anyAddress(r.family), l4proto, dport} }
 // anyAddress is the zero address in the place of the packet's: an address that nothing is
 // left of.
 func anyAddress(f service.Family) field {
-	d, none := daddr[f], make([]byte, typeAddr[f].size)
-	zero, _ := netip.AddrFromSlice(none)
-	return field{d.text + " & " + zero.String(), d.size, func(r *Rule, at uint32) {
+	d, none := daddr[f], zero[f].AsSlice()
+	return field{d.text + " & " + zero[f].String(), d.size, func(r *Rule, at uint32) {
 		d.load(r, at)
 		r.Mask(at, none, none)
 	}}
@@ -295,16 +295,23 @@ func established() Rule { return rule(state("established", stateEstablished), ac
 // catchRefusals drops an endpoint's reset that is its first packet: it refuses the
 // connection. The client's next SYN, a second later, is a new connection and goes to
 // another endpoint, or to userspace. See kernel/steering.
-func (r *rules) catchRefusals() []Rule {
+func (r *rules) catchRefusals() (out []Rule) {
 	if !r.CatchRefusals {
 		return nil
 	}
-	return []Rule{rule(resetOfSYN, rewritten, firstReply, r.live(), r.fromEndpoint(),
-		key{saddr[r.family], l4proto, sport}.notIn(setTold), drop, comment("refused: the next SYN of the client finds another endpoint"))}
+	for _, from := range r.fromEndpoint() {
+		out = append(out, rule(resetOfSYN, rewritten, firstReply, r.live(), from,
+			key{saddr[r.family], l4proto, sport}.notIn(setTold), drop, comment("refused: the next SYN of the client finds another endpoint")))
+	}
+	return out
 }
 
-func (r *rules) fromEndpoint() part {
-	return key{saddr[r.family], l4proto, sport, saddr[r.family]}.in(setEndpoints)
+// fromEndpoint matches, one or the other, what endpoints send that get new connections, and those that don't any more.
+func (r *rules) fromEndpoint() [2]part {
+	return [2]part{
+		key{saddr[r.family], l4proto, sport, saddr[r.family]}.in(setEndpoints),
+		key{saddr[r.family], l4proto, sport}.in(setLeaving),
+	}
 }
 
 // services is the way of every new connection. The own mark comes first, or kproxy's
@@ -473,15 +480,14 @@ func (r *rules) forward() []Rule {
 // invalid drops packets of endpoints that conntrack can't place: they would reach the
 // client with an address that it has never connected to, and its reset would break the
 // connection that it has (kubernetes/kubernetes#74839, #117924).
-func (r *rules) invalid() []Rule {
+func (r *rules) invalid() (out []Rule) {
 	if !r.DropInvalid {
 		return nil
 	}
-	text := comment("invalid packet from an endpoint")
-	return []Rule{
-		rule(state("invalid", stateInvalid), r.fromEndpoint(), count(countInvalid), drop, text),
-		rule(state("invalid", stateInvalid), key{saddr[r.family], l4proto, sport}.in(setLeaving), count(countInvalid), drop, text),
+	for _, from := range r.fromEndpoint() {
+		out = append(out, rule(state("invalid", stateInvalid), from, count(countInvalid), drop, comment("invalid packet from an endpoint")))
 	}
+	return out
 }
 
 // filterOutput drops an answer of the listener's that conntrack knows no connection for:
@@ -490,7 +496,7 @@ func (r *rules) invalid() []Rule {
 func (r *rules) filterOutput() []Rule {
 	from := func(p service.Protocol, port uint16, more ...part) Rule {
 		parts := append([]part{state("invalid,new", stateInvalid|stateNew), r.fromListener(), protocol(p)}, more...)
-		return rule(append(parts, sport.is(portText(port), byte(port>>8), byte(port)), drop, comment("reply without conntrack entry"))...)
+		return rule(append(parts, sport.is(strconv.Itoa(int(port)), byte(port>>8), byte(port)), drop, comment("reply without conntrack entry"))...)
 	}
 	out := []Rule{
 		established(),

@@ -11,7 +11,7 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
-	"kproxy.dev/kproxy/kernel/nlmsg"
+	"kproxy.dev/kproxy/kernel/netlink"
 	"kproxy.dev/kproxy/service"
 )
 
@@ -68,7 +68,7 @@ func (s *Set) flags() uint32 {
 		out |= unix.NFT_SET_INTERVAL
 	}
 	if len(s.Key) > 1 {
-		out |= nlmsg.SetConcat
+		out |= netlink.SetConcat
 	}
 	return out
 }
@@ -90,7 +90,7 @@ const (
 func concat(types []Type) (id, size uint32) {
 	for _, t := range types {
 		id = id<<datatypeBits | t.id
-		size = size + uint32(t.size+registerAlign-1)&^(registerAlign-1)
+		size += uint32(t.width())
 	}
 	if len(types) == 1 {
 		size = uint32(types[0].size)
@@ -121,7 +121,7 @@ func destination(a netip.Addr, p service.Protocol, port uint16) string {
 func text(types []Type, b string) string {
 	var words []string
 	for _, t := range types {
-		n := min(len(b), (t.size+registerAlign-1)&^(registerAlign-1))
+		n := min(len(b), t.width())
 		v := b[:n]
 		b = b[n:]
 		if n < t.size {
@@ -194,14 +194,14 @@ func lastOf(p netip.Prefix) netip.Addr {
 
 // header appends struct nfgenmsg and a message's table.
 func header(b []byte, kind, flags uint16, f service.Family) []byte {
-	b = nlmsg.AppendRequest(b, unix.NFNL_SUBSYS_NFTABLES<<8|kind, flags)
-	return nlmsg.AppendNetfilter(b, f.Number())
+	b = netlink.AppendRequest(b, unix.NFNL_SUBSYS_NFTABLES<<8|kind, flags)
+	return netlink.AppendNetfilter(b, f.Number())
 }
 
 // message appends one of nf_tables; the table's name has the same number in all but
 // messages about tables, where it is the first attribute as well.
 func message(kind, flags uint16, f service.Family, more func([]byte) []byte) []byte {
-	b := nlmsg.AppendText(header(nil, kind, flags, f), 1, Name)
+	b := netlink.AppendText(header(nil, kind, flags, f), 1, Name)
 	if more != nil {
 		b = more(b)
 	}
@@ -215,7 +215,7 @@ func userdata(b []byte, typ uint16, kind byte, text string) []byte {
 	}
 	text = text[:min(len(text), 127)] // NFTNL_UDATA_COMMENT_MAXLEN is 128 with its NUL
 	v := append([]byte{kind, byte(len(text) + 1)}, text...)
-	return nlmsg.Append(b, typ, append(v, 0)...)
+	return netlink.Append(b, typ, append(v, 0)...)
 }
 
 // userdataText is the text of what userdata appended.
@@ -223,7 +223,7 @@ func userdataText(b []byte) string {
 	if len(b) < userdataHeaderSize {
 		return ""
 	}
-	return nlmsg.Text(b[userdataHeaderSize:])
+	return netlink.Text(b[userdataHeaderSize:])
 }
 
 // newTable makes the table, if there is none. Its comment says which layout it has.
@@ -237,44 +237,39 @@ func deleteTable(f service.Family) []byte { return message(unix.NFT_MSG_DELTABLE
 
 func newCounter(f service.Family, name string) []byte {
 	return message(unix.NFT_MSG_NEWOBJ, unix.NLM_F_CREATE, f, func(b []byte) []byte {
-		b = nlmsg.AppendText(b, unix.NFTA_OBJ_NAME, name)
-		b = nlmsg.AppendUint32(b, unix.NFTA_OBJ_TYPE, unix.NFT_OBJECT_COUNTER)
-		return nlmsg.AppendNested(b, unix.NFTA_OBJ_DATA, func(b []byte) []byte { return b })
+		b = netlink.AppendText(b, unix.NFTA_OBJ_NAME, name)
+		b = netlink.AppendUint32(b, unix.NFTA_OBJ_TYPE, unix.NFT_OBJECT_COUNTER)
+		return netlink.AppendNested(b, unix.NFTA_OBJ_DATA, func(b []byte) []byte { return b })
 	})
 }
 
 func newChain(f service.Family, c *Chain) []byte {
 	return message(unix.NFT_MSG_NEWCHAIN, unix.NLM_F_CREATE, f, func(b []byte) []byte {
-		b = nlmsg.AppendText(b, unix.NFTA_CHAIN_NAME, c.Name)
+		b = netlink.AppendText(b, unix.NFTA_CHAIN_NAME, c.Name)
 		if !c.Base {
 			return b
 		}
-		b = nlmsg.AppendNested(b, unix.NFTA_CHAIN_HOOK, func(b []byte) []byte {
-			b = nlmsg.AppendUint32(b, unix.NFTA_HOOK_HOOKNUM, c.Hook)
-			return nlmsg.AppendUint32(b, unix.NFTA_HOOK_PRIORITY, uint32(c.Priority))
+		b = netlink.AppendNested(b, unix.NFTA_CHAIN_HOOK, func(b []byte) []byte {
+			b = netlink.AppendUint32(b, unix.NFTA_HOOK_HOOKNUM, c.Hook)
+			return netlink.AppendUint32(b, unix.NFTA_HOOK_PRIORITY, uint32(c.Priority))
 		})
-		return nlmsg.AppendText(b, unix.NFTA_CHAIN_TYPE, c.Type)
+		return netlink.AppendText(b, unix.NFTA_CHAIN_TYPE, c.Type)
 	})
 }
 
 func deleteChain(f service.Family, name string) []byte {
-	return message(unix.NFT_MSG_DELCHAIN, 0, f, func(b []byte) []byte { return nlmsg.AppendText(b, unix.NFTA_CHAIN_NAME, name) })
+	return message(unix.NFT_MSG_DELCHAIN, 0, f, func(b []byte) []byte { return netlink.AppendText(b, unix.NFTA_CHAIN_NAME, name) })
 }
 
-// flushChain deletes all rules of a chain; of all chains without a name.
+// flushChain deletes all rules of a chain.
 func flushChain(f service.Family, name string) []byte {
-	return message(unix.NFT_MSG_DELRULE, 0, f, func(b []byte) []byte {
-		if name == "" {
-			return b
-		}
-		return nlmsg.AppendText(b, unix.NFTA_RULE_CHAIN, name)
-	})
+	return message(unix.NFT_MSG_DELRULE, 0, f, func(b []byte) []byte { return netlink.AppendText(b, unix.NFTA_RULE_CHAIN, name) })
 }
 
 func newRule(f service.Family, chain string, r *Rule) []byte {
 	return message(unix.NFT_MSG_NEWRULE, unix.NLM_F_CREATE|unix.NLM_F_APPEND, f, func(b []byte) []byte {
-		b = nlmsg.AppendText(b, unix.NFTA_RULE_CHAIN, chain)
-		b = nlmsg.AppendNested(b, unix.NFTA_RULE_EXPRESSIONS, func(b []byte) []byte { return append(b, r.Expressions...) })
+		b = netlink.AppendText(b, unix.NFTA_RULE_CHAIN, chain)
+		b = netlink.AppendNested(b, unix.NFTA_RULE_EXPRESSIONS, func(b []byte) []byte { return append(b, r.Expressions...) })
 		return userdata(b, unix.NFTA_RULE_USERDATA, userdataComment, r.Comment)
 	})
 }
@@ -282,31 +277,31 @@ func newRule(f service.Family, chain string, r *Rule) []byte {
 func newSet(f service.Family, s *Set, id uint32) []byte {
 	return message(unix.NFT_MSG_NEWSET, unix.NLM_F_CREATE, f, func(b []byte) []byte {
 		typ, size := concat(s.Key)
-		b = nlmsg.AppendText(b, unix.NFTA_SET_NAME, s.Name)
-		b = nlmsg.AppendUint32(b, unix.NFTA_SET_FLAGS, s.flags())
-		b = nlmsg.AppendUint32(b, unix.NFTA_SET_KEY_TYPE, typ)
-		b = nlmsg.AppendUint32(b, unix.NFTA_SET_KEY_LEN, size)
-		b = nlmsg.AppendUint32(b, unix.NFTA_SET_ID, id)
+		b = netlink.AppendText(b, unix.NFTA_SET_NAME, s.Name)
+		b = netlink.AppendUint32(b, unix.NFTA_SET_FLAGS, s.flags())
+		b = netlink.AppendUint32(b, unix.NFTA_SET_KEY_TYPE, typ)
+		b = netlink.AppendUint32(b, unix.NFTA_SET_KEY_LEN, size)
+		b = netlink.AppendUint32(b, unix.NFTA_SET_ID, id)
 		if s.Verdicts {
-			b = nlmsg.AppendUint32(b, unix.NFTA_SET_DATA_TYPE, dataTypeVerdict)
-			b = nlmsg.AppendUint32(b, unix.NFTA_SET_DATA_LEN, 0)
+			b = netlink.AppendUint32(b, unix.NFTA_SET_DATA_TYPE, dataTypeVerdict)
+			b = netlink.AppendUint32(b, unix.NFTA_SET_DATA_LEN, 0)
 		} else if len(s.Data) > 0 {
 			typ, size := concat(s.Data)
-			b = nlmsg.AppendUint32(b, unix.NFTA_SET_DATA_TYPE, typ)
-			b = nlmsg.AppendUint32(b, unix.NFTA_SET_DATA_LEN, size)
+			b = netlink.AppendUint32(b, unix.NFTA_SET_DATA_TYPE, typ)
+			b = netlink.AppendUint32(b, unix.NFTA_SET_DATA_LEN, size)
 		}
 		if s.Dynamic || len(s.Key) > 1 {
-			b = nlmsg.AppendNested(b, unix.NFTA_SET_DESC, func(b []byte) []byte {
+			b = netlink.AppendNested(b, unix.NFTA_SET_DESC, func(b []byte) []byte {
 				if s.Dynamic {
-					b = nlmsg.AppendUint32(b, unix.NFTA_SET_DESC_SIZE, dynamicElements)
+					b = netlink.AppendUint32(b, unix.NFTA_SET_DESC_SIZE, dynamicElements)
 				}
 				if len(s.Key) == 1 {
 					return b
 				}
-				return nlmsg.AppendNested(b, nlmsg.SetDescConcat, func(b []byte) []byte {
+				return netlink.AppendNested(b, netlink.SetDescConcat, func(b []byte) []byte {
 					for _, t := range s.Key {
-						b = nlmsg.AppendNested(b, unix.NFTA_LIST_ELEM, func(b []byte) []byte {
-							return nlmsg.AppendUint32(b, nlmsg.SetFieldLen, uint32(t.size))
+						b = netlink.AppendNested(b, unix.NFTA_LIST_ELEM, func(b []byte) []byte {
+							return netlink.AppendUint32(b, netlink.SetFieldLen, uint32(t.size))
 						})
 					}
 					return b
@@ -322,7 +317,7 @@ func newSet(f service.Family, s *Set, id uint32) []byte {
 func changeElements(f service.Family, kind uint16, s *Set, n int, at func(i int) *Element) [][]byte {
 	var out [][]byte
 	if kind == unix.NFT_MSG_DELSETELEM && n == 0 {
-		return [][]byte{message(kind, 0, f, func(b []byte) []byte { return nlmsg.AppendText(b, unix.NFTA_SET_ELEM_LIST_SET, s.Name) })}
+		return [][]byte{message(kind, 0, f, func(b []byte) []byte { return netlink.AppendText(b, unix.NFTA_SET_ELEM_LIST_SET, s.Name) })}
 	}
 	var flags uint16
 	if kind == unix.NFT_MSG_NEWSETELEM {
@@ -330,11 +325,11 @@ func changeElements(f service.Family, kind uint16, s *Set, n int, at func(i int)
 	}
 	for i := 0; i < n; {
 		out = append(out, message(kind, flags, f, func(b []byte) []byte {
-			b = nlmsg.AppendText(b, unix.NFTA_SET_ELEM_LIST_SET, s.Name)
-			return nlmsg.AppendNested(b, unix.NFTA_SET_ELEM_LIST_ELEMENTS, func(b []byte) []byte {
+			b = netlink.AppendText(b, unix.NFTA_SET_ELEM_LIST_SET, s.Name)
+			return netlink.AppendNested(b, unix.NFTA_SET_ELEM_LIST_ELEMENTS, func(b []byte) []byte {
 				b = slices.Grow(b, min(elementListAtMost+1024, 128*(n-i)))
 				for begin := len(b); i < n && len(b)-begin < elementListAtMost; i++ {
-					b = nlmsg.AppendNested(b, unix.NFTA_LIST_ELEM, func(b []byte) []byte {
+					b = netlink.AppendNested(b, unix.NFTA_LIST_ELEM, func(b []byte) []byte {
 						return at(i).append(b, s, kind == unix.NFT_MSG_DELSETELEM)
 					})
 				}
@@ -347,9 +342,9 @@ func changeElements(f service.Family, kind uint16, s *Set, n int, at func(i int)
 
 // append appends an element's attributes; to delete one its key is enough.
 func (e *Element) append(b []byte, s *Set, bare bool) []byte {
-	b = nlmsg.AppendData(b, unix.NFTA_SET_ELEM_KEY, keyBytes(s.Key, e.Key)...)
+	b = netlink.AppendData(b, unix.NFTA_SET_ELEM_KEY, keyBytes(s.Key, e.Key)...)
 	if s.Intervals {
-		b = nlmsg.AppendData(b, nlmsg.SetElemKeyEnd, keyBytes(s.Key, cmp.Or(e.End, e.Key))...)
+		b = netlink.AppendData(b, netlink.SetElemKeyEnd, keyBytes(s.Key, cmp.Or(e.End, e.Key))...)
 	}
 	if bare {
 		return b
@@ -358,10 +353,10 @@ func (e *Element) append(b []byte, s *Set, bare bool) []byte {
 	case s.Verdicts:
 		b = verdict(b, unix.NFTA_SET_ELEM_DATA, e.Verdict, e.Chain)
 	case len(s.Data) > 0:
-		b = nlmsg.AppendData(b, unix.NFTA_SET_ELEM_DATA, keyBytes(s.Data, e.Data)...)
+		b = netlink.AppendData(b, unix.NFTA_SET_ELEM_DATA, keyBytes(s.Data, e.Data)...)
 	}
 	if e.Timeout > 0 {
-		b = nlmsg.Append(b, unix.NFTA_SET_ELEM_TIMEOUT, binary.BigEndian.AppendUint64(nil, uint64(e.Timeout.Milliseconds()))...)
+		b = netlink.Append(b, unix.NFTA_SET_ELEM_TIMEOUT, binary.BigEndian.AppendUint64(nil, uint64(e.Timeout.Milliseconds()))...)
 	}
 	return userdata(b, unix.NFTA_SET_ELEM_USERDATA, userdataComment, e.Comment)
 }
@@ -376,11 +371,11 @@ func keyBytes(types []Type, key string) []byte {
 
 // readElements takes elements off the attributes of an answer to NFT_MSG_GETSETELEM.
 func readElements(attributes []byte, each func(Element)) {
-	for typ, v := range nlmsg.Attributes(attributes) {
+	for typ, v := range netlink.Attributes(attributes) {
 		if typ != unix.NFTA_SET_ELEM_LIST_ELEMENTS {
 			continue
 		}
-		for _, element := range nlmsg.Attributes(v) {
+		for _, element := range netlink.Attributes(v) {
 			each(readElement(element))
 		}
 	}
@@ -388,12 +383,12 @@ func readElements(attributes []byte, each func(Element)) {
 
 func readElement(attributes []byte) Element {
 	var e Element
-	for typ, v := range nlmsg.Attributes(attributes) {
+	for typ, v := range netlink.Attributes(attributes) {
 		switch typ {
 		case unix.NFTA_SET_ELEM_KEY:
 			_, b := readData(v)
 			e.Key = padded(b)
-		case nlmsg.SetElemKeyEnd:
+		case netlink.SetElemKeyEnd:
 			_, b := readData(v)
 			if e.End = padded(b); e.End == e.Key {
 				e.End = ""
@@ -404,12 +399,12 @@ func readElement(attributes []byte) Element {
 				e.Data = padded(b)
 				continue
 			}
-			for typ, v := range nlmsg.Attributes(b) {
+			for typ, v := range netlink.Attributes(b) {
 				switch {
 				case typ == unix.NFTA_VERDICT_CODE && len(v) == 4:
 					e.Verdict = int32(binary.BigEndian.Uint32(v))
 				case typ == unix.NFTA_VERDICT_CHAIN:
-					e.Chain = nlmsg.Text(v)
+					e.Chain = netlink.Text(v)
 				}
 			}
 		case unix.NFTA_SET_ELEM_EXPIRATION:
@@ -425,7 +420,7 @@ func readElement(attributes []byte) Element {
 
 // attribute is the value of one of a nest's; nil without it.
 func attribute(nest []byte, typ uint16) []byte {
-	for t, v := range nlmsg.Attributes(nest) {
+	for t, v := range netlink.Attributes(nest) {
 		if t == typ {
 			return v
 		}
@@ -442,7 +437,7 @@ func number(b []byte) uint32 {
 
 // readData is the first attribute within another: NFTA_DATA_VALUE or _VERDICT.
 func readData(b []byte) (kind uint16, v []byte) {
-	kind, v, _, _ = nlmsg.Next(b)
+	kind, v, _, _ = netlink.Next(b)
 	return kind, v
 }
 

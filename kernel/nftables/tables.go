@@ -13,7 +13,7 @@ import (
 
 	"golang.org/x/sys/unix"
 	"kproxy.dev/kproxy/kernel"
-	"kproxy.dev/kproxy/kernel/nlmsg"
+	"kproxy.dev/kproxy/kernel/netlink"
 	"kproxy.dev/kproxy/plan"
 	"kproxy.dev/kproxy/service"
 )
@@ -45,7 +45,7 @@ type tables struct {
 	families []service.Family
 
 	mu      sync.Mutex // guards what follows
-	socket  netlink
+	socket  conn
 	sets    [2]map[string]*Set
 	chains  [2]map[string]code      // what was written
 	stale   [2]map[string]time.Time // chains that aren't used any more, since when
@@ -61,16 +61,16 @@ type tables struct {
 	// The heartbeat has a socket and a lock of its own: mu is held while all elements are written or
 	// read, which may take longer than a beat lives. Where both are locked, mu is first.
 	pulse sync.Mutex // guards what follows
-	heart netlink
+	heart conn
 	beats uint32 // its transactions since at
 }
 
-// netlink is a [nlmsg.Socket], or one with faults.
-type netlink interface {
-	nlmsg.Requester
-	nlmsg.Dumper
+// conn is a [netlink.Socket], or one with faults.
+type conn interface {
+	netlink.Requester
+	netlink.Dumper
 	Transaction(subsystem uint16, requests [][]byte) error
-	Refusals(subsystem uint16, requests [][]byte) ([]nlmsg.RequestError, error)
+	Refusals(subsystem uint16, requests [][]byte) ([]netlink.RequestError, error)
 	Close() error
 }
 
@@ -86,11 +86,11 @@ type listed code
 
 // openTables opens a socket in the network namespace of the calling thread. It changes nothing.
 func openTables(families []service.Family) (*tables, error) {
-	s, err := nlmsg.Open(unix.NETLINK_NETFILTER, 64<<10)
+	s, err := netlink.Open(unix.NETLINK_NETFILTER, 64<<10)
 	if err != nil {
 		return nil, err
 	}
-	heart, err := nlmsg.Open(unix.NETLINK_NETFILTER, 4<<10)
+	heart, err := netlink.Open(unix.NETLINK_NETFILTER, 4<<10)
 	if err != nil {
 		return nil, errors.Join(err, s.Close())
 	}
@@ -159,7 +159,7 @@ func (t *tables) setUp() (requests [][]byte, _ error) {
 func (t *tables) find(f service.Family) (found maker, err error) {
 	err = t.dump(unix.NFT_MSG_GETTABLE, f, nil, func(b []byte) {
 		switch about := userdataText(attribute(b, tableUserdata)); {
-		case nlmsg.Text(attribute(b, unix.NFTA_TABLE_NAME)) != Name:
+		case netlink.Text(attribute(b, unix.NFTA_TABLE_NAME)) != Name:
 		case about == layout:
 			found = current
 		case strings.HasPrefix(about, owner), strings.HasPrefix(about, ownerOnce):
@@ -173,7 +173,7 @@ func (t *tables) find(f service.Family) (found maker, err error) {
 
 // dump lists objects of family f; each gets their attributes.
 func (t *tables) dump(kind uint16, f service.Family, more func([]byte) []byte, each func([]byte)) error {
-	if err := nlmsg.ListNFTables(t.socket, kind, f.Number(), more, func(_ uint8, b []byte) { each(b) }); err != nil {
+	if err := netlink.ListNFTables(t.socket, kind, f.Number(), more, func(_ uint8, b []byte) { each(b) }); err != nil {
 		return fmt.Errorf("list nftables: %w", classify(err))
 	}
 	return nil
@@ -203,7 +203,7 @@ func (t *tables) commit(requests [][]byte) error {
 
 // requestError says which request an error is about, if it is about one.
 func requestError(requests [][]byte, err error) error {
-	var at *nlmsg.RequestError
+	var at *netlink.RequestError
 	if errors.As(err, &at) && at.Index >= 0 && at.Index < len(requests) {
 		what, name := about(requests[at.Index])
 		return &refusal{what + " " + name, at.Err}
@@ -265,9 +265,9 @@ func (t *tables) disturbances() int {
 func about(b []byte) (what, name string) {
 	kind := binary.NativeEndian.Uint16(b[4:]) & 0xff
 	what = map[uint16]string{unix.NFT_MSG_NEWTABLE: "make table", unix.NFT_MSG_DELTABLE: "delete table", unix.NFT_MSG_NEWCHAIN: "make chain", unix.NFT_MSG_DELCHAIN: "delete chain", unix.NFT_MSG_NEWRULE: "add rule to", unix.NFT_MSG_DELRULE: "flush", unix.NFT_MSG_NEWSET: "make set", unix.NFT_MSG_NEWSETELEM: "add to set", unix.NFT_MSG_DELSETELEM: "delete from set", unix.NFT_MSG_NEWOBJ: "make counter", unix.NFT_MSG_NEWFLOWTABLE: "make flowtable"}[kind]
-	for typ, v := range nlmsg.Attributes(b[unix.NLMSG_HDRLEN+nlmsg.SizeofNetfilter:]) {
+	for typ, v := range netlink.Attributes(b[unix.NLMSG_HDRLEN+netlink.SizeofNetfilter:]) {
 		if typ == 2 || typ == unix.NFTA_CHAIN_NAME && (kind == unix.NFT_MSG_NEWCHAIN || kind == unix.NFT_MSG_DELCHAIN) {
-			return what, nlmsg.Text(v)
+			return what, netlink.Text(v)
 		}
 	}
 	return what, ""
@@ -275,7 +275,7 @@ func about(b []byte) (what, name string) {
 
 // generation returns how many transactions the kernel has carried out, whosever they were.
 func (t *tables) generation() (uint32, error) {
-	out, err := nlmsg.Generation(t.socket)
+	out, err := netlink.Generation(t.socket)
 	if err != nil {
 		return 0, fmt.Errorf("read nftables' generation: %w", classify(err))
 	}
@@ -288,8 +288,8 @@ func (t *tables) elements(names ...string) (map[place]Element, error) {
 	for _, f := range t.families {
 		for _, name := range names {
 			err := t.dump(unix.NFT_MSG_GETSETELEM, f, func(b []byte) []byte {
-				b = nlmsg.AppendText(b, unix.NFTA_SET_ELEM_LIST_TABLE, Name)
-				return nlmsg.AppendText(b, unix.NFTA_SET_ELEM_LIST_SET, name)
+				b = netlink.AppendText(b, unix.NFTA_SET_ELEM_LIST_TABLE, Name)
+				return netlink.AppendText(b, unix.NFTA_SET_ELEM_LIST_SET, name)
 			}, func(b []byte) {
 				readElements(b, func(e Element) { out[place{f, name, e.Key}] = e })
 			})
@@ -332,17 +332,17 @@ func (t *tables) readRules() (out [2]map[string]listed, err error) {
 	for _, f := range t.families {
 		out[f] = map[string]listed{}
 		err = t.dump(unix.NFT_MSG_GETCHAIN, f, nil, func(attributes []byte) {
-			if nlmsg.Text(attribute(attributes, unix.NFTA_CHAIN_TABLE)) == Name {
-				out[f][nlmsg.Text(attribute(attributes, unix.NFTA_CHAIN_NAME))] = listed{}
+			if netlink.Text(attribute(attributes, unix.NFTA_CHAIN_TABLE)) == Name {
+				out[f][netlink.Text(attribute(attributes, unix.NFTA_CHAIN_NAME))] = listed{}
 			}
 		})
 		rules := map[string]*strings.Builder{}
 		if err == nil {
-			err = t.dump(unix.NFT_MSG_GETRULE, f, func(b []byte) []byte { return nlmsg.AppendText(b, unix.NFTA_RULE_TABLE, Name) }, func(attributes []byte) {
-				if nlmsg.Text(attribute(attributes, unix.NFTA_RULE_TABLE)) != Name {
+			err = t.dump(unix.NFT_MSG_GETRULE, f, func(b []byte) []byte { return netlink.AppendText(b, unix.NFTA_RULE_TABLE, Name) }, func(attributes []byte) {
+				if netlink.Text(attribute(attributes, unix.NFTA_RULE_TABLE)) != Name {
 					return
 				}
-				c := nlmsg.Text(attribute(attributes, unix.NFTA_RULE_CHAIN))
+				c := netlink.Text(attribute(attributes, unix.NFTA_RULE_CHAIN))
 				if rules[c] == nil {
 					rules[c] = &strings.Builder{}
 				}

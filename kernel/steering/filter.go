@@ -17,13 +17,18 @@ func (s Rules) refuse() string { return state("NEW") + " -j " + chainRefuse }
 // evidence are rules that tell of connections to endpoints which may have no answer, see health/passive: a SYN that
 // comes a second time, and some of the UDP flows that begin. A connection's first packet has passed every hook before
 // it is confirmed (nf_confirm), so a packet of one that is new and confirmed is sent again, or after the first.
-func (s Rules) evidence() []string {
+// Where conntrack rewrites, nat says, any chain sees the endpoint's address; what IPVS has rewritten leaves by OUTPUT, and has
+// the service's before, which would take the rate that is meant for endpoints.
+func (s Rules) evidence(nat bool) []string {
 	if !s.tells() {
 		return nil
 	}
 	return s.each(func(w *PlaneRules) []string {
 		match := w.rewritten() + " -m conntrack "
-		if w.NAT {
+		switch {
+		case w.NAT != nat:
+			return nil
+		case nat:
 			match = w.rewritten() + " "
 		}
 		return []string{
@@ -46,7 +51,7 @@ func (s Rules) tells() bool { return s.LogRefusals && s.PassiveHealth }
 // refusals meet connections whose destination nothing has rewritten. What is to
 // an address of this node is told by a look-up of a route, so that is done once.
 func (s Rules) refusals() []string {
-	return append(s.evidence(),
+	return append(s.evidence(true),
 		kernel.InSet(s.Set(kernel.SetDrop), "dst,dst")+" "+kernel.Comment("endpoints exist, but the traffic policy allows none here")+" -j "+ChainElsewhere,
 		kernel.InSet(s.Set(kernel.SetReject), "dst,dst")+" "+kernel.Comment("no usable endpoint")+" -j "+ChainReject,
 		s.untaken()+" -j "+ChainUnserved,
@@ -95,7 +100,7 @@ func (s Rules) rejected(reason string) []string {
 }
 
 // dropped logs and drops.
-func (s Rules) dropped(reason string) []string { return append(s.logs(reason), s.drop()...) }
+func (s Rules) dropped(reason string) []string { return append(s.logs(reason), "-j DROP") }
 
 func (s Rules) logs(reason string) []string {
 	if !s.LogRefusals {
@@ -163,7 +168,7 @@ func (s Rules) outputNew() []string {
 	out := append([]string{
 		fmt.Sprintf("-s %s -p tcp %s --sport %d %s", s.listener(), notSYN, s.TCPPort, forgotten),
 		fmt.Sprintf("-s %s -p udp -m udp --sport %d %s", s.listener(), s.UDPPort, forgotten),
-	}, s.ownSamples()...)
+	}, append(s.ownSamples(), s.evidence(false)...)...)
 	return append(append(out, s.refuse()), s.toClosed()...)
 }
 
@@ -254,12 +259,11 @@ func (s Rules) inputNew() []string {
 // may see one direction only (#94861), aren't touched. Where conntrack is liberal
 // (net.netfilter.nf_conntrack_tcp_be_liberal), nothing is. Nor need it be in
 // userspace, whose connections to endpoints have sockets.
-func (s Rules) invalid() []string {
-	to := " " + kernel.Comment("invalid packet from an endpoint") + " -j " + ChainInvalid
-	return []string{
-		state("INVALID") + " " + kernel.InSet(s.Set(kernel.SetEndpoint), "src,src,src") + to,
-		state("INVALID") + " " + kernel.InSet(s.Set(kernel.SetLeaving), "src,src") + to,
+func (s Rules) invalid() (out []string) {
+	for _, from := range fromEndpoint(s.Family) {
+		out = append(out, state("INVALID")+" "+from+" "+kernel.Comment("invalid packet from an endpoint")+" -j "+ChainInvalid)
 	}
+	return out
 }
 
 // invalidForward is for clients elsewhere. A plane that doesn't rewrite by conntrack knows
@@ -284,6 +288,3 @@ func (s Rules) invalidInput() []string {
 	}
 	return append(out, s.invalid()...)
 }
-
-// drop is the end of packets, in chains of their own: that of invalid ones has a counter that tells how many.
-func (s Rules) drop() []string { return []string{"-j DROP"} }

@@ -4,6 +4,7 @@ import (
 	"fmt"
 
 	"kproxy.dev/kproxy/kernel"
+	"kproxy.dev/kproxy/service"
 )
 
 // ranges drops, before any rewriting, clients that an address isn't for
@@ -97,21 +98,36 @@ const ResetOfSYN = "RST,ACK RST,ACK"
 // to a SYN: it refuses the connection. conntrack has forgotten the connection by
 // then (tcp_packet in nf_conntrack_proto_tcp.c kills it), so the client's next
 // SYN, a second later, is a new one and goes to another endpoint, because the
-// agent hears of it and ejects this one. Without a live kproxy a refusal passes as it is: no other endpoint would be found if
+// agent hears of it and ejects this one, which is in [kernel.SetLeaving] while a refusal is
+// on its way. Without a live kproxy a refusal passes as it is: no other endpoint would be found if
 // all refuse. So does that of an endpoint that kproxy says so of, see
 // [kernel.Exceptions].
 func (s Rules) catchRefusals() []string {
 	if !s.CatchRefusals {
 		return nil
 	}
-	return s.each(func(w *PlaneRules) []string {
+	return s.each(func(w *PlaneRules) (out []string) {
 		if !w.NAT {
 			return w.Refusals
 		}
-		return []string{"-p tcp -m tcp --tcp-flags " + ResetOfSYN + " " + w.rewritten() + " --ctdir REPLY" +
-			" -m connbytes --connbytes 1:1 --connbytes-mode packets --connbytes-dir reply " +
-			kernel.InSet(s.Set(kernel.SetAlive), "dst") + " " + kernel.InSet(s.Set(kernel.SetEndpoint), "src,src,src") + " " +
-			kernel.NotInSet(s.Set(kernel.SetLet), "src,src") + " " +
-			kernel.Comment("refused: the next SYN of the client finds another endpoint") + " -j DROP"}
+		for _, reset := range FirstReset(s.Family) {
+			out = append(out, "-p tcp -m tcp --tcp-flags "+ResetOfSYN+" "+w.rewritten()+" "+reset+" -j DROP")
+		}
+		return out
 	})
+}
+
+// FirstReset returns two continuations of a match of conntrack, either of which matches an endpoint's reset that is its first packet.
+func FirstReset(f service.Family) (out []string) {
+	for _, from := range fromEndpoint(f) {
+		out = append(out, "--ctdir REPLY -m connbytes --connbytes 1:1 --connbytes-mode packets --connbytes-dir reply "+
+			kernel.InSet(kernel.FamilySet(kernel.SetAlive, f), "dst")+" "+from+" "+kernel.NotInSet(kernel.FamilySet(kernel.SetLet, f), "src,src")+" "+
+			kernel.Comment("refused: the next SYN of the client finds another endpoint"))
+	}
+	return out
+}
+
+// fromEndpoint matches, one or the other, what endpoints send that get new connections, and those that don't any more.
+func fromEndpoint(f service.Family) [2]string {
+	return [2]string{kernel.InSet(kernel.FamilySet(kernel.SetEndpoint, f), "src,src,src"), kernel.InSet(kernel.FamilySet(kernel.SetLeaving, f), "src,src")}
 }

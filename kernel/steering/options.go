@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"strings"
 
 	"kproxy.dev/kproxy/kernel"
 	"kproxy.dev/kproxy/plan"
@@ -46,6 +45,21 @@ func DefaultOptions() Options {
 	return Options{Marks: kernel.DefaultMarks(), RandomFully: true, SocketMatch: true, CatchRefusals: true, DropInvalid: true, LogRefusals: true, PassiveHealth: true}
 }
 
+// Families returns the address families that rules are rendered for.
+func (o Options) Families() []service.Family {
+	if o.SkipIPv6 {
+		return []service.Family{service.IPv4}
+	}
+	return service.Families[:]
+}
+
+// Accepted matches connections that were let through by their mark: the lower bit of the
+// own mark, which means nothing by itself on packets.
+func (o Options) Accepted() string {
+	bit := o.Marks.Accepted()
+	return fmt.Sprintf("-m connmark --mark %#x/%#x", bit, bit)
+}
+
 // Validate reports every problem.
 func (o Options) Validate() error {
 	var errs []error
@@ -63,10 +77,7 @@ func (o Options) Validate() error {
 // the plan on their own ([Sets]).
 func Render(p *plan.Plan, o Options) kernel.Ruleset {
 	out := kernel.Ruleset{Sets: EmptySetsOf(p)}
-	for _, f := range service.Families {
-		if f == service.IPv6 && o.SkipIPv6 {
-			continue
-		}
+	for _, f := range o.Families() {
 		s := newRules(p, f, o)
 		if nodes, limited := NodePortNetworks(&p.Policy, f); limited {
 			out.Sets = append(out.Sets, nodes)
@@ -75,7 +86,7 @@ func Render(p *plan.Plan, o Options) kernel.Ruleset {
 		out.Jumps[f], out.Chains[f] = s.jumps(), s.chains()
 		slices.SortFunc(out.Chains[f], kernel.CompareChains)
 	}
-	slices.SortFunc(out.Sets, func(a, b kernel.Set) int { return strings.Compare(a.Name, b.Name) })
+	slices.SortFunc(out.Sets, kernel.CompareSets)
 	return out
 }
 

@@ -9,8 +9,8 @@ import (
 	"testing"
 
 	"kproxy.dev/kproxy/kernel"
-	"kproxy.dev/kproxy/kernel/kerneltest"
 	"kproxy.dev/kproxy/kernel/steering"
+	"kproxy.dev/kproxy/test/kerneltest"
 )
 
 func TestProbeOfThisHost(t *testing.T) {

@@ -143,11 +143,11 @@ func (r Routing) Missing() ([]string, error) {
 				out = append(out, fmt.Sprintf("%s rule %d to table %d", f, want.Priority, r.Table))
 			}
 		}
-		route, err := r.hasRoute(f)
+		routes, err := r.routes(f)
 		if err != nil {
 			return nil, err
 		}
-		if !route {
+		if len(routes) == 0 {
 			out = append(out, fmt.Sprintf("%s route in table %d", f, r.Table))
 		}
 		if !listenerIsLocal(f) {
@@ -155,6 +155,25 @@ func (r Routing) Missing() ([]string, error) {
 		}
 	}
 	return out, nil
+}
+
+// RoutingWatch asks what of a Routing is missing when something may have changed, for one caller. The Routing may be nil.
+type RoutingWatch struct {
+	*Routing
+	events  kernel.RouteEvents
+	missing []string // when it was asked last
+}
+
+// Missing is [Routing.Missing] of now.
+func (w *RoutingWatch) Missing() ([]string, error) {
+	if len(w.missing) > 0 {
+		w.events.Again()
+	}
+	err := w.events.Look(func() (err error) {
+		w.missing, err = w.Routing.Missing()
+		return err
+	})
+	return slices.Clone(w.missing), err
 }
 
 // listenerIsLocal asks for one route: a list of table local is as long as the node
@@ -169,11 +188,6 @@ func listenerRoute(f service.Family, lo int) *netlink.Route {
 		Table: unix.RT_TABLE_LOCAL, Type: unix.RTN_LOCAL, Scope: netlink.SCOPE_HOST, LinkIndex: lo,
 		Dst: &net.IPNet{IP: ListenerAddress[f].AsSlice(), Mask: net.CIDRMask(f.Bits(), f.Bits())},
 	}
-}
-
-func (r Routing) hasRoute(f service.Family) (bool, error) {
-	routes, err := r.routes(f)
-	return len(routes) > 0, err
 }
 
 func (r Routing) routes(f service.Family) ([]netlink.Route, error) {

@@ -85,13 +85,6 @@ func (s Rules) each(place func(*PlaneRules) []string) []string {
 	return out
 }
 
-// Accepted matches connections that were let through by their mark: the lower bit of the
-// own mark, which means nothing by itself on packets.
-func (s Rules) Accepted() string {
-	bit := s.Marks.Accepted()
-	return fmt.Sprintf("-m connmark --mark %#x/%#x", bit, bit)
-}
-
 // toNode matches packets to those of the node's own addresses that node ports
 // answer on; loopback says whether it is for loopback addresses too, if node ports
 // answer there at all. The addresses on kproxy's link are local as well, but
@@ -190,7 +183,7 @@ func (s Rules) chains() []kernel.Chain {
 	if len(s.planes) > 0 {
 		out = append(out,
 			chain("filter", ChainAccept, s.accept()...),
-			chain("filter", ChainInvalid, s.drop()...))
+			chain("filter", ChainInvalid, "-j DROP")) // a chain of its own, whose counter tells how many
 	}
 	if rules := s.postrouting(); len(rules) > 0 {
 		out = append(out, chain("nat", ChainPostrouting, rules...))

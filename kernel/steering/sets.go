@@ -5,7 +5,6 @@ import (
 	"net/netip"
 	"slices"
 	"strconv"
-	"strings"
 
 	"kproxy.dev/kproxy/kernel"
 	"kproxy.dev/kproxy/plan"
@@ -134,7 +133,7 @@ func dynamic(sets []kernel.Set) []kernel.Set {
 	for i := range sets {
 		sets[i].Dynamic = true
 	}
-	slices.SortFunc(sets, func(a, b kernel.Set) int { return strings.Compare(a.Name, b.Name) })
+	slices.SortFunc(sets, kernel.CompareSets)
 	return sets
 }
 
@@ -337,10 +336,8 @@ func netEntries(p netip.Prefix) []string {
 // UserEntries returns where p's addresses would be found in the userspace sets.
 func UserEntries(p *service.Port) []kernel.SetEntry {
 	var out []kernel.SetEntry
-	for _, addrs := range [][]netip.Addr{p.ClusterIPs, p.ExternalIPs, p.LoadBalancerIPs} {
-		for _, a := range addrs {
-			out = append(out, kernel.SetEntry{Set: kernel.FamilySet(kernel.SetUser, service.FamilyOf(a)), Entry: kernel.AddressEntry(p.Protocol, netip.AddrPortFrom(a, p.Number))})
-		}
+	for _, a := range slices.Concat(p.ClusterIPs, p.ExternalIPs, p.LoadBalancerIPs) {
+		out = append(out, kernel.SetEntry{Set: kernel.FamilySet(kernel.SetUser, service.FamilyOf(a)), Entry: kernel.AddressEntry(p.Protocol, netip.AddrPortFrom(a, p.Number))})
 	}
 	if p.NodePort != 0 {
 		for _, f := range service.Families {

@@ -7,10 +7,10 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"kproxy.dev/kproxy/kernel"
-	"kproxy.dev/kproxy/kernel/kerneltest"
 	"kproxy.dev/kproxy/kernel/steering"
 	"kproxy.dev/kproxy/plan"
 	"kproxy.dev/kproxy/service"
+	"kproxy.dev/kproxy/test/kerneltest"
 )
 
 func TestSets(t *testing.T) {

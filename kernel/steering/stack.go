@@ -45,7 +45,7 @@ type Watch interface {
 // Stack is the [kernel.Plane] of a layer and those below it.
 type Stack struct {
 	RulesetPlane
-	routes  *Routing       // nil for none
+	routes  RoutingWatch
 	routed  atomic.Bool    // they are there
 	plan    *plan.Plan     // that was rendered last
 	want    kernel.Ruleset // what it wants
@@ -59,7 +59,7 @@ type Stack struct {
 // NewStack returns a Stack that knows nothing of the kernel. It sees to the routes, unless
 // they are nil.
 func NewStack(top RulesetPlane, routes *Routing) *Stack {
-	return &Stack{RulesetPlane: top, routes: routes}
+	return &Stack{RulesetPlane: top, routes: RoutingWatch{Routing: routes}}
 }
 
 var (
@@ -116,7 +116,7 @@ func (s *Stack) Sync(ctx context.Context, steered func()) kernel.Result {
 
 func (s *Stack) sync(ctx context.Context, steered func()) kernel.Result {
 	r := kernel.Result{Full: !s.known || s.damaged.Load()}
-	if s.routes != nil && (r.Full || !s.steered) {
+	if s.routes.Routing != nil && (r.Full || !s.steered) {
 		if r.Err = s.routes.Ensure(); r.Err != nil {
 			return r
 		}
@@ -261,7 +261,7 @@ func withShared(have, shared kernel.Ruleset) kernel.Ruleset {
 			out.Sets = append(out.Sets, s)
 		}
 	}
-	slices.SortFunc(out.Sets, func(a, b kernel.Set) int { return strings.Compare(a.Name, b.Name) })
+	slices.SortFunc(out.Sets, kernel.CompareSets)
 	for f := range service.Families {
 		chains := slices.Clone(have.Chains[f])
 		for _, c := range shared.Chains[f] {

@@ -251,7 +251,7 @@ func (x *comparison) stayed(ctx context.Context) error {
 		if r.plane == Direct {
 			continue
 		}
-		if _, err := r.Programmed(ctx, r.plane, r.services); err != nil {
+		if err := r.Programmed(ctx, r.plane, r.services); err != nil {
 			return fmt.Errorf("check %s after the loads: %w", r.plane, err)
 		}
 	}

@@ -42,17 +42,9 @@ func TestValidate(t *testing.T) {
 	}
 }
 
-// The loads of every configuration are allowed, and there is a port for each
-// session of all rounds.
-func TestLoadsAreAllowed(t *testing.T) {
-	target := []netip.AddrPort{netip.MustParseAddrPort("10.0.0.1:1")}
+// There is a port for each session of all rounds.
+func TestSessionsHavePorts(t *testing.T) {
 	for _, c := range []Config{DefaultConfig(), QuickConfig()} {
-		for _, w := range append(c.works(), c.firsts(10, "")) {
-			w.Load.Targets, w.Load.Sources = target, []netip.Addr{target[0].Addr()}
-			if err := w.Load.Validate(); err != nil {
-				t.Errorf("%s: %v", w.Load.Kind, err)
-			}
-		}
 		if n := MaxRepeat * c.Sessions; n > 1<<16-1024 {
 			t.Errorf("%d rounds have %d sessions, more than ports", MaxRepeat, n)
 		}

@@ -19,15 +19,15 @@ func (c Config) works() []load.Work {
 		}},
 		{Group: "New connections", Title: "new TCP connections, 16 at a time", Load: connections, Figures: []load.Figure{
 			{Name: "connections", Title: "rate", Unit: "/s", Better: report.Higher, Value: (*load.Outcome).Rate},
-			micros("connections-p50", "connect to close, median", (*load.Outcome).P50),
-			micros("connections-p99", "connect to close, 99th percentile", (*load.Outcome).P99),
+			load.Micros("connections-p50", "connect to close, median", (*load.Outcome).P50),
+			load.Micros("connections-p99", "connect to close, 99th percentile", (*load.Outcome).P99),
 			perUnit("cpu-per-10k-connections", "CPU per 10,000", "s", tenThousands),
 		}},
 		{Group: "Requests", Title: "TCP request", Load: load.Load{Kind: load.Exchange, Conns: 1, Time: c.Short}, Figures: []load.Figure{
-			micros("requests-p50", "median", (*load.Outcome).P50), micros("requests-p99", "99th percentile", (*load.Outcome).P99),
+			load.Micros("requests-p50", "median", (*load.Outcome).P50), load.Micros("requests-p99", "99th percentile", (*load.Outcome).P99),
 		}},
 		{Group: "Requests", Title: "UDP request", Load: load.Load{Kind: load.Datagram, Conns: 1, Time: c.Short}, Figures: []load.Figure{
-			micros("datagrams-p50", "median", (*load.Outcome).P50), micros("datagrams-p99", "99th percentile", (*load.Outcome).P99),
+			load.Micros("datagrams-p50", "median", (*load.Outcome).P50), load.Micros("datagrams-p99", "99th percentile", (*load.Outcome).P99),
 		}},
 		{Group: "New UDP sessions", Title: "new UDP sessions, 8 at a time", Load: sessions, Figures: []load.Figure{
 			{Name: "sessions", Title: "rate", Unit: "/s", Better: report.Higher, Value: (*load.Outcome).Rate},
@@ -43,16 +43,12 @@ func (c Config) firsts(n int, group string) load.Work {
 		Group: group, Title: fmt.Sprintf("first packets among %s", report.Count(n, "service")),
 		Load: load.Load{Kind: load.First, Conns: 1, Count: c.Firsts, Time: c.Time},
 		Figures: []load.Figure{
-			micros(name("connect-p50"), "connect, median", func(o *load.Outcome) float64 { return o.Connect.P50 }),
-			micros(name("connect-p99"), "connect, 99th percentile", func(o *load.Outcome) float64 { return o.Connect.P99 }),
-			micros(name("first-answer-p50"), "connect to first answer, median", (*load.Outcome).P50),
-			micros(name("first-answer-p99"), "connect to first answer, 99th percentile", (*load.Outcome).P99),
+			load.Micros(name("connect-p50"), "connect, median", func(o *load.Outcome) float64 { return o.Connect.P50 }),
+			load.Micros(name("connect-p99"), "connect, 99th percentile", func(o *load.Outcome) float64 { return o.Connect.P99 }),
+			load.Micros(name("first-answer-p50"), "connect to first answer, median", (*load.Outcome).P50),
+			load.Micros(name("first-answer-p99"), "connect to first answer, 99th percentile", (*load.Outcome).P99),
 		},
 	}
-}
-
-func micros(name, title string, value func(*load.Outcome) float64) load.Figure {
-	return load.Figure{Name: name, Title: title, Unit: "µs", Better: report.Lower, Value: value}
 }
 
 func tenThousands(o *load.Outcome) float64 { return float64(o.Count) / 1e4 }

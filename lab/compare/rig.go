@@ -146,7 +146,7 @@ func (r *rig) grow(ctx context.Context, n int) (time.Duration, error) {
 	r.services = n
 	for {
 		asked := time.Now()
-		_, err := r.Programmed(ctx, r.plane, n)
+		err := r.Programmed(ctx, r.plane, n)
 		took := time.Since(start)
 		if err == nil {
 			return took, errors.Join(r.settle(ctx), r.reach(ctx, n))

@@ -71,29 +71,25 @@ func (r *Rig) StartKProxy(ctx context.Context, program string, in plan.DataPlane
 func (r *Rig) AwaitProgrammed(ctx context.Context, in plan.DataPlane) error {
 	ctx, cancel := context.WithTimeout(ctx, r.Within(20*time.Second))
 	defer cancel()
-	return r.Proxy.WaitReady(ctx, func() error {
-		_, err := r.Programmed(ctx, in, 0)
-		return err
-	})
+	return r.Proxy.WaitReady(ctx, func() error { return r.Programmed(ctx, in, 0) })
 }
 
-// Programmed returns kproxy's status, and what is missing until n further services are
-// in the data plane in.
-func (r *Rig) Programmed(ctx context.Context, in plan.DataPlane, n int) (plan.Status, error) {
+// Programmed says what is missing until n further services are in the data plane in; nil for nothing.
+func (r *Rig) Programmed(ctx context.Context, in plan.DataPlane, n int) error {
 	st, err := r.KProxy.Status(ctx)
 	if err != nil {
-		return st, err
+		return err
 	}
 	if !st.Alive || st.Sync.LastError != "" {
-		return st, fmt.Errorf("kproxy isn't alive yet (%s)", st.Sync.LastError)
+		return fmt.Errorf("kproxy isn't alive yet (%s)", st.Sync.LastError)
 	}
 	for i := range st.Services {
 		if s := &st.Services[i]; s.DataPlane != in {
-			return st, fmt.Errorf("%s/%s:%s is in data plane %s: %s", s.Namespace, s.Name, s.Port, s.DataPlane, s.Reason)
+			return fmt.Errorf("%s/%s:%s is in data plane %s: %s", s.Namespace, s.Name, s.Port, s.DataPlane, s.Reason)
 		}
 	}
 	if want := n + len(Kinds); len(st.Services) != want {
-		return st, fmt.Errorf("%d of %d service ports are there", len(st.Services), want)
+		return fmt.Errorf("%d of %d service ports are there", len(st.Services), want)
 	}
-	return st, nil
+	return nil
 }

@@ -19,7 +19,6 @@ package load
 import (
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"io"
 	"math"
@@ -78,7 +77,7 @@ const DatagramSize = 1400
 // Load says what to do.
 type Load struct {
 	Kind    Kind             `json:"kind"`
-	Targets []netip.AddrPort `json:"targets"` // connections go to them in turn
+	Targets []netip.AddrPort `json:"targets"` // IPv4; connections go to them in turn
 	Server  netip.Addr       `json:"server"`  // its own address; Window and Flood ask it what arrived
 	Conns   int              `json:"conns"`   // connections or sessions at a time
 	Time    time.Duration    `json:"time"`
@@ -139,43 +138,14 @@ func percentilesOf(d []time.Duration) *Percentiles {
 	return &Percentiles{P50: at(0.5), P99: at(0.99), Max: at(1)}
 }
 
-// Bounds of a load.
+// The ports of sessions.
 const (
-	maxConns  = 1024
-	maxTime   = time.Minute
-	firstPort = 1024 // of sessions
+	firstPort = 1024
 	portCount = 1<<16 - firstPort
 )
 
-// Validate reports every problem of a load.
-func (l *Load) Validate() error {
-	var errs []error
-	if l.Kind != First && !slices.Contains(Kinds, l.Kind) {
-		errs = append(errs, fmt.Errorf("kind %q is none of %v", l.Kind, Kinds))
-	}
-	if len(l.Targets) == 0 || slices.ContainsFunc(l.Targets, func(a netip.AddrPort) bool { return !a.Addr().Is4() }) {
-		errs = append(errs, errors.New("targets must be IPv4 addresses, at least one"))
-	}
-	if l.Conns < 1 || l.Conns > maxConns {
-		errs = append(errs, fmt.Errorf("%d connections are not between 1 and %d", l.Conns, maxConns))
-	}
-	if l.Time <= 0 || l.Time > maxTime {
-		errs = append(errs, fmt.Errorf("time %s is not between 0 and %s", l.Time, maxTime))
-	}
-	if l.Kind == Session && len(l.Sources) == 0 {
-		errs = append(errs, errors.New("sessions need the client's addresses"))
-	}
-	if l.Kind.large() && !l.Server.Is4() {
-		errs = append(errs, errors.New("large datagrams need the server's address"))
-	}
-	return errors.Join(errs...)
-}
-
 // Run does what l says, in the network namespace of the process.
 func Run(l Load) (Outcome, error) {
-	if err := l.Validate(); err != nil {
-		return Outcome{}, err
-	}
 	workers := newWorkers(&l)
 	prepareProcess(len(workers))
 	for _, w := range workers {

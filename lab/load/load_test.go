@@ -140,27 +140,6 @@ func TestMarksTellWhatIsMissing(t *testing.T) {
 	}
 }
 
-func TestValidate(t *testing.T) {
-	good := Load{Kind: Short, Targets: []netip.AddrPort{netip.MustParseAddrPort("127.0.0.1:1")}, Server: netip.MustParseAddr("127.0.0.1"), Conns: 1, Time: time.Second}
-	if err := good.Validate(); err != nil {
-		t.Errorf("good load: %v", err)
-	}
-	for name, change := range map[string]func(*Load){
-		"kind":     func(l *Load) { l.Kind = "long" },
-		"target":   func(l *Load) { l.Targets = nil },
-		"conns":    func(l *Load) { l.Conns = 0 },
-		"time":     func(l *Load) { l.Time = time.Hour },
-		"sessions": func(l *Load) { l.Kind = Session },
-		"server":   func(l *Load) { l.Kind, l.Server = Flood, netip.Addr{} },
-	} {
-		l := good
-		change(&l)
-		if l.Validate() == nil {
-			t.Errorf("%s: no error", name)
-		}
-	}
-}
-
 // Only lateness may be the machine's fault.
 func TestOutcomeThatIsLate(t *testing.T) {
 	for _, tt := range []struct {

@@ -23,6 +23,11 @@ type Figure struct {
 	Proxied           bool                         // makes sense for proxies only
 }
 
+// Micros is the figure of a time.
+func Micros(name, title string, value func(*Outcome) float64) Figure {
+	return Figure{Name: name, Title: title, Unit: "µs", Better: report.Lower, Value: value}
+}
+
 // Rate returns Count per second.
 func (o *Outcome) Rate() float64 { return float64(o.Count) / o.Seconds }
 

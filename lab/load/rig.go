@@ -50,16 +50,21 @@ func (r *Rig) Up(ctx context.Context) error {
 		return err
 	}
 	for _, b := range r.Net.Backends {
-		p := r.process(b.Namespace, "serve")
-		r.servers = append(r.servers, p)
-		if err := p.Start(); err != nil {
-			return err
-		}
-		if err := r.AwaitReady(ctx, p); err != nil {
+		if err := r.Serve(ctx, b); err != nil {
 			return err
 		}
 	}
 	return nil
+}
+
+// Serve starts the server in a backend.
+func (r *Rig) Serve(ctx context.Context, b *lab.Backend) error {
+	p := r.process(b.Namespace, "serve")
+	r.servers = append(r.servers, p)
+	if err := p.Start(); err != nil {
+		return err
+	}
+	return r.AwaitReady(ctx, p)
 }
 
 // AwaitReady waits until a process has printed that it is ready.
@@ -76,11 +81,16 @@ func (r *Rig) AwaitReady(ctx context.Context, p *lab.Process) error {
 
 // Down takes everything down but the proxy, also when it is half up.
 func (r *Rig) Down() error {
+	return errors.Join(r.StopServers(), r.Net.Down(), os.RemoveAll(r.Dir))
+}
+
+// StopServers ends the servers.
+func (r *Rig) StopServers() error {
 	var errs []error
 	for _, p := range r.servers {
 		errs = append(errs, p.Kill())
 	}
-	return errors.Join(append(errs, r.Net.Down(), os.RemoveAll(r.Dir))...)
+	return errors.Join(errs...)
 }
 
 // Load runs a load from the client. Its targets and kind must be set; proxies are

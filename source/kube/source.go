@@ -12,8 +12,6 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
-	discoveryv1 "k8s.io/api/discovery/v1"
-	networkingv1 "k8s.io/api/networking/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
@@ -176,49 +174,28 @@ func Read(ctx context.Context, cfg Config) (*service.Snapshot, error) {
 
 func (s *Source) follow(ctx context.Context) {
 	var g sync.WaitGroup
-	g.Go(func() { s.followServices(ctx) })
-	g.Go(func() { s.followSlices(ctx) })
-	g.Go(func() { s.followNode(ctx) })
-	g.Go(func() { s.followCIDRs(ctx) })
+	// The selectors are kube-proxy's: what it doesn't serve, it doesn't ask for.
+	g.Go(func() {
+		fill(ctx, s.state.services, s.client.core.Services(metav1.NamespaceAll), metav1.ListOptions{
+			LabelSelector: "!" + source.ProxyNameLabel,
+			FieldSelector: fields.OneTermNotEqualSelector("spec.clusterIP", corev1.ClusterIPNone).String(),
+		}, s.services, &s.retries)
+	})
+	g.Go(func() {
+		served := metav1.ListOptions{LabelSelector: "!" + corev1.IsHeadlessService}
+		fill(ctx, s.state.slices, s.client.discovery.EndpointSlices(metav1.NamespaceAll), served, s.slices, &s.retries)
+	})
+	g.Go(func() {
+		own := metav1.ListOptions{FieldSelector: fields.OneTermEqualSelector(metav1.ObjectNameField, s.cfg.Node).String()}
+		fill(ctx, s.state.nodes, s.client.core.Nodes(), own, s.nodes, &s.retries)
+	})
+	g.Go(func() {
+		fill(ctx, s.state.cidrs, s.client.network.ServiceCIDRs(), metav1.ListOptions{}, s.cidrs, &s.retries)
+	})
 	g.Go(func() { s.restoreIfAway(ctx) })
 	g.Go(func() { s.keepSaved(ctx) })
 	s.convert(ctx)
 	g.Wait()
-}
-
-// The selectors below are kube-proxy's: what it doesn't serve, it doesn't ask for.
-
-func (s *Source) followServices(ctx context.Context) {
-	follower[*corev1.ServiceList, *corev1.Service]{
-		api: s.client.core.Services(metav1.NamespaceAll),
-		selectors: metav1.ListOptions{
-			LabelSelector: "!" + source.ProxyNameLabel,
-			FieldSelector: fields.OneTermNotEqualSelector("spec.clusterIP", corev1.ClusterIPNone).String(),
-		},
-		health: s.services, table: s.state.services, example: &corev1.Service{}, retries: &s.retries,
-	}.run(ctx)
-}
-
-func (s *Source) followSlices(ctx context.Context) {
-	follower[*discoveryv1.EndpointSliceList, *discoveryv1.EndpointSlice]{
-		api:       s.client.discovery.EndpointSlices(metav1.NamespaceAll),
-		selectors: metav1.ListOptions{LabelSelector: "!" + corev1.IsHeadlessService},
-		health:    s.slices, table: s.state.slices, example: &discoveryv1.EndpointSlice{}, retries: &s.retries,
-	}.run(ctx)
-}
-
-func (s *Source) followNode(ctx context.Context) {
-	follower[*corev1.NodeList, *corev1.Node]{
-		api:       s.client.core.Nodes(),
-		selectors: metav1.ListOptions{FieldSelector: fields.OneTermEqualSelector(metav1.ObjectNameField, s.cfg.Node).String()},
-		health:    s.nodes, table: s.state.nodes, example: &corev1.Node{}, retries: &s.retries,
-	}.run(ctx)
-}
-
-func (s *Source) followCIDRs(ctx context.Context) {
-	follower[*networkingv1.ServiceCIDRList, *networkingv1.ServiceCIDR]{
-		api: s.client.network.ServiceCIDRs(), health: s.cidrs, table: s.state.cidrs, example: &networkingv1.ServiceCIDR{}, retries: &s.retries,
-	}.run(ctx)
 }
 
 // convert makes Snapshots of changes until ctx is done.

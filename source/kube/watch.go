@@ -52,39 +52,29 @@ func listWatch[L runtime.Object](api lister[L], selectors metav1.ListOptions, h 
 	}
 }
 
-// follower fills a table with the objects that selectors leave.
-type follower[L runtime.Object, T object] struct {
-	api       lister[L]
-	selectors metav1.ListOptions
-	health    *health
-	table     *table[T]
-	example   T // of what is in the table
-	retries   *retries
-}
-
-// run follows until ctx is done. A Reflector's own loop would wait up to a
-// minute before it lists what it missed while an API server was restarted: its
+// fill fills t with the objects of api that selectors leave, and follows them until ctx is done. A Reflector's own loop would wait
+// up to a minute before it lists what it missed while an API server was restarted: its
 // pauses don't end when the server is back, and they go on growing when a
 // watch that has lasted for days can't be resumed.
-func (f follower[L, T]) run(ctx context.Context) {
-	r := cache.NewReflectorWithOptions(listWatch(f.api, f.selectors, f.health), f.example, f.table, cache.ReflectorOptions{
-		Name: "kproxy/" + f.health.kind, TypeDescription: f.health.kind,
-		Backoff: backoff(), Clock: impatient{retries: f.retries, done: ctx.Done()},
+func fill[L runtime.Object, T object](ctx context.Context, t *table[T], api lister[L], selectors metav1.ListOptions, h *health, again *retries) {
+	r := cache.NewReflectorWithOptions(listWatch(api, selectors, h), t.fresh(), t, cache.ReflectorOptions{
+		Name: "kproxy/" + h.kind, TypeDescription: h.kind,
+		Backoff: backoff(), Clock: impatient{retries: again, done: ctx.Done()},
 	})
 	wait := backoff()
 	for ctx.Err() == nil {
 		start := time.Now()
 		if err := r.ListAndWatchWithContext(ctx); err != nil {
-			klog.FromContext(ctx).Info("list failed", "kind", f.health.kind, "error", err)
+			klog.FromContext(ctx).Info("list failed", "kind", h.kind, "error", err)
 		}
 		if time.Since(start) > steady {
 			wait = backoff()
 		}
 		pause := wait.Step()
-		if f.health.lacking() {
+		if h.lacking() {
 			pause = lackingPause
 		}
-		<-f.retries.pause(pause, ctx.Done())
+		<-again.pause(pause, ctx.Done())
 	}
 }
 

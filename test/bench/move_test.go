@@ -9,10 +9,10 @@ import (
 	"time"
 
 	"kproxy.dev/kproxy/kernel"
-	"kproxy.dev/kproxy/kernel/kerneltest"
 	"kproxy.dev/kproxy/kernel/steering"
 	"kproxy.dev/kproxy/plan"
 	"kproxy.dev/kproxy/service"
+	"kproxy.dev/kproxy/test/kerneltest"
 )
 
 // BenchmarkMove is one offload or recall of one service among many, from the

@@ -21,7 +21,10 @@ type focus struct {
 func (p *tab) focused() focus {
 	p.Helper()
 	return eval[focus](p, `(() => {
-	  const e = document.activeElement, r = e.getBoundingClientRect(), s = getComputedStyle(e);
+	  const e = document.activeElement, outside = () => { const r = e.getBoundingClientRect(); return r.bottom < 0 || r.top > innerHeight; };
+	  // The page is alive: what grew since Tab was pressed may have pushed it out again. It counts where the focus brings it.
+	  if (outside()) { e.blur(); e.focus({ focusVisible: true }); }
+	  const r = e.getBoundingClientRect(), s = getComputedStyle(e);
 	  const out = { Name: (e.getAttribute("aria-label") || e.labels?.[0]?.textContent || e.textContent || e.id).trim().replace(/\s+/g, " ").slice(0, 60), Role: e.tagName.toLowerCase() + (e.getAttribute("role") ? " " + e.getAttribute("role") : ""), Visible: true, Why: "" };
 	  const no = (why) => { out.Visible = false; out.Why = why; };
 	  if (e === document.body) return out;
@@ -30,7 +33,7 @@ func (p *tab) focused() focus {
 	  if (r.width < 2 || r.height < 2) no("it is " + r.width + " by " + r.height);
 	  const y = Math.min(Math.max(r.top + r.height / 2, 1), innerHeight - 1);
 	  const tops = [0.1, 0.5, 0.9].map((at) => document.elementFromPoint(Math.min(Math.max(r.left + r.width * at, 1), innerWidth - 1), y));
-	  if (r.bottom < 0 || r.top > innerHeight) no("it is not in the window");
+	  if (outside()) no("it is not in the window");
 	  else if (!tops.some((top) => e.contains(top) || top?.contains(e))) no("covered by " + tops[1]?.outerHTML.slice(0, 80));
 	  return out;
 	})()`)

@@ -32,7 +32,7 @@ trap 'rm -rf "$new"' EXIT
 mkdir -p "$new/bin" "$new/images"
 ln -s "$controlplane"/* "$node"/* "$new/bin/" 2>/dev/null || true # both have their file "programs", which nobody calls
 
-build() { CGO_ENABLED=0 GOFLAGS=-buildvcs=false GOWORK=off GOBIN=$new/bin go "$1" -trimpath -gcflags 'all=-l -dwarf=false' -ldflags "-s -w ${ldflags:-}" "${@:2}"; }
+build() { GOGC=off GOMEMLIMIT=1GiB CGO_ENABLED=0 GOFLAGS=-buildvcs=false GOWORK=off GOBIN=$new/bin go "$1" -trimpath -gcflags 'all=-l -dwarf=false' -ldflags "-s -w ${ldflags:-}" "${@:2}"; }
 for name in containerd containerd-shim-runc-v2 ctr; do
 	ldflags="-X github.com/containerd/containerd/v2/version.Version=$containerd" build install "github.com/containerd/containerd/v2/cmd/$name@$containerd"
 done

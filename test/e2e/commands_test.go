@@ -276,7 +276,7 @@ func finish(t *testing.T, ns *lab.Namespace, cmd *exec.Cmd) ended {
 
 // command is the binary under test with arguments.
 func command(t *testing.T, args ...string) *exec.Cmd {
-	ctx, cancel := context.WithTimeout(context.Background(), within(20*time.Second))
+	ctx, cancel := context.WithTimeout(context.Background(), patience(20*time.Second))
 	t.Cleanup(cancel)
 	return exec.CommandContext(ctx, binary, args...)
 }
@@ -411,7 +411,7 @@ func TestRenderDiff(t *testing.T) {
 		told = []string{"+ ip services: 10.96.0.10 . tcp . 80", "- ip chain stray\n", "- ip endpoints: 192.0.2.9 . tcp . 80 . 192.0.2.9\n"}
 	}
 	for _, line := range damage {
-		w.inflict("nft", line)
+		w.inflict(variant, line)
 	}
 	before := w.everything()
 	got := diff()

@@ -11,7 +11,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"kproxy.dev/kproxy/kernel/nlmsg"
+	"kproxy.dev/kproxy/kernel/netlink"
 	"kproxy.dev/kproxy/lab"
 	"kproxy.dev/kproxy/lab/load"
 	"kproxy.dev/kproxy/service"
@@ -27,21 +27,21 @@ const (
 // delay has what a backend sends in IPv4 leave as much later as wait says, packet by packet.
 func (w *world) delay(b *lab.Backend, wait func() time.Duration) {
 	w.Helper()
-	var socket *nlmsg.Socket
+	var socket *netlink.Socket
 	w.must(b.Namespace.Do(func() (err error) {
-		socket, err = nlmsg.Open(unix.NETLINK_NETFILTER, 64<<10)
+		socket, err = netlink.Open(unix.NETLINK_NETFILTER, 64<<10)
 		return err
 	}))
 	request := func(kind, flags uint16, attributes func([]byte) []byte) []byte {
-		m := nlmsg.AppendRequest(nil, kind, flags)
+		m := netlink.AppendRequest(nil, kind, flags)
 		m = attributes(append(m, unix.AF_UNSPEC, unix.NFNETLINK_V0, 0, 0))
 		big.NativeEndian.PutUint32(m, uint32(len(m)))
 		return m
 	}
 	kernel := &unix.SockaddrNetlink{Family: unix.AF_NETLINK}
 	w.must(unix.Sendto(socket.FD, request(queueConfig, 0, func(m []byte) []byte {
-		m = nlmsg.Append(m, 1, 1, 0, 0, 0)       // NFQA_CFG_CMD: NFQNL_CFG_CMD_BIND
-		return nlmsg.Append(m, 2, 0, 0, 0, 0, 1) // NFQA_CFG_PARAMS: NFQNL_COPY_META
+		m = netlink.Append(m, 1, 1, 0, 0, 0)       // NFQA_CFG_CMD: NFQNL_CFG_CMD_BIND
+		return netlink.Append(m, 2, 0, 0, 0, 0, 1) // NFQA_CFG_PARAMS: NFQNL_COPY_META
 	}), 0, kernel))
 	ctx, cancel := context.WithCancel(w.ctx)
 	over := make(chan struct{})
@@ -59,18 +59,18 @@ func (w *world) delay(b *lab.Backend, wait func() time.Duration) {
 				time.Sleep(5 * time.Millisecond)
 				continue
 			}
-			for m := range nlmsg.Messages(buf[:n]) {
+			for m := range netlink.Messages(buf[:n]) {
 				if m.Type != queuePacket {
 					continue
 				}
-				for typ, v := range nlmsg.Attributes(m.Body[nlmsg.SizeofNetfilter:]) {
+				for typ, v := range netlink.Attributes(m.Body[netlink.SizeofNetfilter:]) {
 					if typ != 1 { // NFQA_PACKET_HDR
 						continue
 					}
 					verdict := append([]byte{0, 0, 0, 1}, v[:4]...) // NF_ACCEPT
 					time.AfterFunc(wait(), func() {
 						if ctx.Err() == nil {
-							_ = unix.Sendto(socket.FD, request(queueVerdict, 0, func(m []byte) []byte { return nlmsg.Append(m, 2, verdict...) }), 0, kernel)
+							_ = unix.Sendto(socket.FD, request(queueVerdict, 0, func(m []byte) []byte { return netlink.Append(m, 2, verdict...) }), 0, kernel)
 						}
 					})
 				}

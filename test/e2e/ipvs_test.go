@@ -472,10 +472,10 @@ func TestIPVSServiceReturns(t *testing.T) {
 func TestIPVSForeignStays(t *testing.T) {
 	w := newWorld(t)
 	for _, line := range append([]string{"ipset create others hash:ip", "ipset add others 203.0.113.7"}, foreignIPVS...) {
-		w.inflict("nft", line)
+		w.inflict(variant, line)
 	}
-	w.inflict("nft", "ipvsadm -A -t 10.96.0.11:80 -s lblc")
-	w.inflict("nft", "ipvsadm -a -t 10.96.0.11:80 -r 10.2.0.2:8080 -m -w 5")
+	w.inflict(variant, "ipvsadm -A -t 10.96.0.11:80 -s nq")
+	w.inflict(variant, "ipvsadm -a -t 10.96.0.11:80 -r 10.2.0.2:8080 -m -w 5")
 	foreign := strings.SplitAfter(strings.TrimSpace(w.node("ipvsadm", "-Sn"))+"\n", "\n")
 	untouched := func(when string) {
 		t.Helper()

@@ -291,7 +291,7 @@ func TestMetricsOfTrouble(t *testing.T) {
 	if kernelPlane == plan.NFTables {
 		sets, rules = "nft flush set ip kproxy userspace", "nft flush chain ip kproxy services"
 	}
-	w.inflict("nft", sets)
+	w.inflict(variant, sets)
 	repaired := 0.0
 	if kernelPlane == plan.NFTables { // in which one look finds what is damaged of either
 		w.becomes(1, "kproxy_repairs_total", `object="rules"`)
@@ -299,7 +299,8 @@ func TestMetricsOfTrouble(t *testing.T) {
 	} else {
 		w.becomes(1, "kproxy_repairs_total", `object="sets"`)
 	}
-	w.inflict("nft", rules)
+	w.settled() // or one repair mends both
+	w.inflict(variant, rules)
 	w.eventually(20*time.Second, "a repair of rules", func() error {
 		if n, _ := w.sumOf("kproxy_repairs_total", `object="rules"`); n <= repaired {
 			return fmt.Errorf("%g", n)

@@ -4,6 +4,9 @@ import (
 	"cmp"
 	"flag"
 	"os"
+	"os/exec"
+	"runtime"
+	"strconv"
 	"strings"
 
 	"kproxy.dev/kproxy/plan"
@@ -36,8 +39,16 @@ func selectTests() error {
 	return flag.Set("test.skip", skip)
 }
 
-// setParallel has three tests run at a time unless -parallel says otherwise: they mostly wait, so it is more than there are
-// processors. On an emulated machine one does: three take ten times as long there as one.
+// variant names the iptables that this machine's programs are: nft, or legacy where the kernel has no nftables for IP.
+var variant = func() string {
+	if version, _ := exec.Command("iptables", "-V").Output(); strings.Contains(string(version), "legacy") {
+		return "legacy"
+	}
+	return "nft"
+}()
+
+// setParallel has three tests run at a time for each processor unless -parallel says otherwise, as they mostly wait. In a slow guest
+// one does: its processor has no time left that tests wait for, and what waits for it misses deadlines.
 func setParallel() error {
 	given := false
 	flag.Visit(func(f *flag.Flag) { given = given || f.Name == "test.parallel" })
@@ -47,5 +58,5 @@ func setParallel() error {
 	if slow > 1 {
 		return flag.Set("test.parallel", "1")
 	}
-	return flag.Set("test.parallel", "3")
+	return flag.Set("test.parallel", strconv.Itoa(3*runtime.NumCPU()))
 }

@@ -29,14 +29,11 @@ func number(s string) float64 {
 func within(d time.Duration) time.Duration { return time.Duration(slow * float64(d)) }
 
 // patience returns how long to wait for what takes d at most where nothing else runs: beside a load, as many times longer as tasks
-// share a processor (proc_loadavg(5)), within bounds. On an emulated machine tests run one after another.
+// share a processor (proc_loadavg(5)), within bounds.
 func patience(d time.Duration) time.Duration {
-	if slow > 1 {
-		return within(d)
-	}
 	text, _ := os.ReadFile("/proc/loadavg") // else as if there were no load
 	load, _, _ := strings.Cut(string(text), " ")
-	return time.Duration(min(mostPatience, max(1, number(load)/float64(runtime.NumCPU()))) * float64(d))
+	return time.Duration(min(mostPatience, max(1, number(load)/float64(runtime.NumCPU()))) * float64(within(d)))
 }
 
 const mostPatience = 6

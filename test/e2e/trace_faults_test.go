@@ -796,7 +796,11 @@ func (w *world) faulty(t *testing.T, proxy *trace.Proxy, f fault) {
 		words = append(words, w.withPaths(word))
 	}
 	if f.remedy != "" {
-		words = append(words, w.withPaths(f.remedy))
+		remedy := f.remedy
+		if variant == "legacy" {
+			remedy = strings.ReplaceAll(remedy, "tables ", "tables-legacy ")
+		}
+		words = append(words, w.withPaths(remedy))
 	}
 	if words != nil || f.mismatch == nil && f.warning == nil {
 		names(t, r, f.verdict, words...)
@@ -876,7 +880,7 @@ func (w *world) at(line string) {
 		}
 		return
 	}
-	w.inflict("nft", line)
+	w.inflict(variant, line)
 }
 
 // withPaths replaces the names of namespaces by their paths.

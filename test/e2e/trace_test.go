@@ -14,13 +14,13 @@ import (
 	"kproxy.dev/kproxy/kernel"
 	"kproxy.dev/kproxy/kernel/iptables"
 	"kproxy.dev/kproxy/kernel/ipvs"
-	"kproxy.dev/kproxy/kernel/kerneltest"
 	"kproxy.dev/kproxy/kernel/nftables"
 	"kproxy.dev/kproxy/kernel/steering"
 	"kproxy.dev/kproxy/lab"
 	"kproxy.dev/kproxy/plan"
 	"kproxy.dev/kproxy/service"
 	"kproxy.dev/kproxy/source/file"
+	"kproxy.dev/kproxy/test/kerneltest"
 	"kproxy.dev/kproxy/trace"
 )
 

@@ -55,6 +55,9 @@ func (x *watching) wait() (r trace.Watched, err error) {
 // watched makes an attempt while its packets are watched: what one really meets must be what
 // is predicted.
 func (w *flowWorld) watched(a attempt) error {
+	if variant == "legacy" { // watching takes nftables
+		return a.client.Do(func() error { return w.try(a) })
+	}
 	req := a.request(w)
 	args := []string{"--count", "1", "--timeout", within(20 * time.Second).String(), "--proto", a.network}
 	if req.From.IsValid() {

@@ -20,6 +20,7 @@ import (
 	"kproxy.dev/kproxy/lab"
 	"kproxy.dev/kproxy/plan"
 	"kproxy.dev/kproxy/service"
+	"kproxy.dev/kproxy/test/kerneltest"
 	"kproxy.dev/kproxy/test/program"
 	"kproxy.dev/kproxy/web"
 )
@@ -39,6 +40,7 @@ func run(m *testing.M) int {
 		fmt.Fprintln(os.Stderr, "set flags of tests:", err)
 		return 1
 	}
+	kerneltest.LockPerNamespace() // tests run side by side
 	return program.Run(func(kproxy, _ string) error {
 		binary = kproxy
 		return nil

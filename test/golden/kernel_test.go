@@ -18,10 +18,10 @@ import (
 
 	"kproxy.dev/kproxy/kernel"
 	"kproxy.dev/kproxy/kernel/ipvs"
-	"kproxy.dev/kproxy/kernel/kerneltest"
 	"kproxy.dev/kproxy/plan"
 	"kproxy.dev/kproxy/service"
 	"kproxy.dev/kproxy/source/file"
+	"kproxy.dev/kproxy/test/kerneltest"
 	"kproxy.dev/kproxy/test/program"
 	"kproxy.dev/kproxy/web"
 )

@@ -59,6 +59,7 @@ if [[ ! -e $folder ]]; then
 	new=$(mktemp -d "$cache/new.XXXXXX")
 	trap 'rm -rf "$new"' EXIT
 	export CGO_ENABLED=0 GOFLAGS=-buildvcs=false GOWORK=off
+	export GOGC=off GOMEMLIMIT=1GiB # of the compiler, which spends a fifth of its time on collecting garbage
 	if [[ $version != "$pinned" ]]; then # upstream's go.mod, whose staging modules are published as v0
 		source=$(go mod download -json "k8s.io/kubernetes@$version" | sed -n 's/.*"Dir": "\(.*\)".*/\1/p')
 		cp -r . "$new/source"

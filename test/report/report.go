@@ -13,8 +13,7 @@ import (
 	"strings"
 )
 
-// event is one line of `go test -json` (go doc test2json), or one that run.sh adds:
-// "stage", what a part of it took, and "again", that a failed test is run once more.
+// event is one line of `go test -json` (go doc test2json), or one that run.sh adds: "stage", what a part of it took.
 type event struct {
 	Action      string
 	Package     string
@@ -27,20 +26,19 @@ type event struct {
 }
 
 // report counts events and prints as they come: a line a package, and the
-// output of what fails; at the end, of which some see no more than the last lines, what took long, what failed and why, and
-// why tests were skipped. A package that is run once more elsewhere has that in its name: 'package (vm)'. A test that is
+// output of what fails; at the end, of which some see no more than the last lines, why tests were skipped, what took long, what
+// didn't end, and what failed and why. A package that is run once more elsewhere has that in its name: 'package (vm)'. A test that is
 // skipped here and passes there isn't skipped. It is used by one goroutine.
 type report struct {
 	out       io.Writer
 	passed    int
 	failed    []string
 	reasons   map[string][]string // of failed, the lines that say why
-	again     []string            // tests that failed and run once more, each followed by why
 	skipped   []skip
 	elsewhere map[string]bool // tests that passed there, as they are named here
 
 	output map[string][]string // per test that runs, its output so far
-	broken map[string]bool     // packages of which something that failed counts
+	broken map[string]bool     // packages of which something failed
 	stages []event             // that have ended, with what each took
 	long   []event             // tests that took longSeconds or more
 }
@@ -109,18 +107,6 @@ func (r *report) add(e event) {
 		delete(r.output, name)
 	case "fail":
 		r.fail(name, e)
-	case "again":
-		r.failed = slices.DeleteFunc(r.failed, func(f string) bool {
-			if f != name && !strings.HasPrefix(f, name+"/") {
-				return false
-			}
-			r.again = append(append(r.again, "failed once, so ran again, alone: "+f), r.reasons[f]...)
-			return true
-		})
-		r.broken[e.Package] = slices.ContainsFunc(r.failed, func(f string) bool {
-			test, ok := strings.CutPrefix(f, e.Package)
-			return ok && (test == "" || test[0] == ' ' && !strings.HasPrefix(test, " (")) // not of its run elsewhere
-		})
 	case "stage":
 		r.stages = append(r.stages, e)
 	}
@@ -227,6 +213,13 @@ func ending(text string) []string {
 // finish prints the totals and says whether all is well.
 func (r *report) finish(failSkipped bool) bool {
 	skipped := slices.DeleteFunc(r.skipped, func(s skip) bool { return r.elsewhere[s.name] })
+	for _, s := range skipped {
+		fmt.Fprintf(r.out, "SKIP  %s: %s\n", s.name, s.why)
+	}
+	slices.SortFunc(r.long, func(a, b event) int { return cmp.Compare(b.Elapsed, a.Elapsed) })
+	for _, e := range r.long[:min(len(r.long), mostLong)] {
+		fmt.Fprintf(r.out, "long  %5.0fs  %s %s\n", e.Elapsed, path.Base(e.Package), e.Test)
+	}
 	for _, s := range r.stages {
 		busy := ""
 		if s.Busy > 0 {
@@ -234,21 +227,16 @@ func (r *report) finish(failSkipped bool) bool {
 		}
 		fmt.Fprintf(r.out, "stage %-40s %6.0fs%s\n", s.Package, s.Elapsed, busy)
 	}
-	slices.SortFunc(r.long, func(a, b event) int { return cmp.Compare(b.Elapsed, a.Elapsed) })
-	for _, e := range r.long[:min(len(r.long), mostLong)] {
-		fmt.Fprintf(r.out, "long  %5.0fs  %s %s\n", e.Elapsed, path.Base(e.Package), e.Test)
-	}
-	for _, line := range r.again {
-		fmt.Fprintln(r.out, line)
+	for _, name := range slices.Sorted(maps.Keys(r.output)) {
+		if _, test, ok := strings.Cut(name, " Test"); ok && !strings.Contains(test, "/") {
+			fmt.Fprintln(r.out, "didn't end:", name)
+		}
 	}
 	for _, name := range r.failed {
 		fmt.Fprintln(r.out, "failed:", name)
 		for _, line := range r.reasons[name] {
 			fmt.Fprintln(r.out, line)
 		}
-	}
-	for _, s := range skipped {
-		fmt.Fprintf(r.out, "SKIP  %s: %s\n", s.name, s.why)
 	}
 	ok := len(r.failed) == 0
 	if failSkipped && len(skipped) > 0 {

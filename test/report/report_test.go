@@ -146,65 +146,6 @@ skipped tests count as failures here (KPROXY_CI): run as root, with all of test/
 			want: "FAIL  p TestA/one\nFAIL  p TestA\nfailed: p TestA/one\n1 passed, 1 failed, 0 skipped\n",
 		},
 		{
-			name: "a test that failed runs again: the second result counts, and what it said at first is told",
-			in: `{"Action":"output","Package":"p","Test":"TestA/one","Output":"    a_test.go:1: late\n"}
-{"Action":"fail","Package":"p","Test":"TestA/one"}
-{"Action":"fail","Package":"p","Test":"TestA"}
-{"Action":"fail","Package":"p","Test":"TestB"}
-{"Action":"fail","Package":"p","Elapsed":2}
-{"Action":"fail","Package":"go test (unit)"}
-{"Action":"again","Package":"p","Test":"TestA"}
-{"Action":"again","Package":"p","Test":"TestB"}
-{"Action":"pass","Package":"p","Test":"TestA/one"}
-{"Action":"pass","Package":"p","Test":"TestA"}
-{"Action":"fail","Package":"p","Test":"TestB"}`,
-			want: `FAIL  p TestA/one
-    a_test.go:1: late
-FAIL  p TestA
-FAIL  p TestB
-FAIL  p                                           2.0s
-FAIL  p TestB
-failed once, so ran again, alone: p TestA/one
-    a_test.go:1: late
-failed once, so ran again, alone: p TestB
-failed: p TestB
-2 passed, 1 failed, 0 skipped
-`,
-		},
-		{
-			name: "a package that fails after all that failed in it has passed again counts",
-			in: `{"Action":"fail","Package":"p","Test":"TestA"}
-{"Action":"fail","Package":"p (vm)","Test":"TestA"}
-{"Action":"fail","Package":"p","Elapsed":2}
-{"Action":"again","Package":"p","Test":"TestA"}
-{"Action":"pass","Package":"p","Test":"TestA"}
-{"Action":"fail","Package":"p","Elapsed":3}`,
-			want: `FAIL  p TestA
-FAIL  p (vm) TestA
-FAIL  p                                           2.0s
-FAIL  p
-failed once, so ran again, alone: p TestA
-failed: p (vm) TestA
-failed: p
-1 passed, 2 failed, 0 skipped
-`,
-		},
-		{
-			name: "a package that fails again with one of its tests isn't counted again",
-			in: `{"Action":"fail","Package":"p","Test":"TestA"}
-{"Action":"fail","Package":"p","Test":"TestB"}
-{"Action":"again","Package":"p","Test":"TestA"}
-{"Action":"pass","Package":"p","Test":"TestA"}
-{"Action":"fail","Package":"p","Elapsed":3}`,
-			want: `FAIL  p TestA
-FAIL  p TestB
-FAIL  p                                           3.0s
-failed once, so ran again, alone: p TestA
-failed: p TestB
-1 passed, 1 failed, 0 skipped
-`,
-		},
-		{
 			name: "a benchmark that ran counts; its figures after one round mean nothing",
 			in: `{"Action":"output","Package":"p","Test":"BenchmarkA","Output":"BenchmarkA-2 1 5 ns/op\n"}
 {"Action":"bench","Package":"p","Test":"BenchmarkA"}`,
@@ -233,6 +174,14 @@ failed: p TestB
 			in: `{"Action":"output","Package":"checks","Test":"lint","Output":"a.go:1: odd\n"}
 {"Action":"fail","Package":"checks","Test":"lint"}`,
 			want: "FAIL  checks lint\na.go:1: odd\nfailed: checks lint\na.go:1: odd\nnothing ran\n0 passed, 1 failed, 0 skipped\n",
+		},
+		{
+			name: "a run that is cut short says which tests ran",
+			in: `{"Action":"output","Package":"p (vm)","Test":"TestA","Output":"=== RUN TestA\n"}
+{"Action":"output","Package":"p (vm)","Test":"TestA/part","Output":"=== RUN TestA/part\n"}
+{"Action":"pass","Package":"p (vm)","Test":"TestB"}`,
+			want: "didn't end: p (vm) TestA\n1 passed, 0 failed, 0 skipped\n",
+			ok:   true,
 		},
 		{name: "nothing ran", want: "nothing ran\n0 passed, 0 failed, 0 skipped\n"},
 		{

@@ -26,9 +26,22 @@ hostname kproxy-vm
 ip link set lo up
 ulimit -Hn 524288 # what systemd gives; the kernel's own 4096 is for nobody
 
+uml= # user-mode Linux
+! grep -q ' vm.run=' /proc/cmdline || uml=yes
 if [[ -s /run/vm/write ]]; then
 	folder=$(</run/vm/write)
-	mount -t 9p -o cache=none,trans=virtio,version=9p2000.L,msize=512000 write "$folder"
+	if [[ $uml ]]; then
+		/bin/busybox mount -t hostfs -o "$folder" none "$folder"
+	else
+		mount -t 9p -o cache=none,trans=virtio,version=9p2000.L,msize=512000 write "$folder"
+	fi
+fi
+if [[ $uml ]]; then # its kernel has no nftables for IP, which the other variant needs
+	for family in ip ip6; do
+		for program in '' -save -restore; do
+			ln -sfn /usr/sbin/${family}tables-legacy$program /etc/alternatives/${family}tables$program
+		done
+	done
 fi
 
 # Pipes, as a command that opens /dev/stderr again would otherwise truncate the file.
@@ -45,5 +58,6 @@ for ((i = 0; i < 50; i++)); do
 	sleep 0.1
 done
 echo "$status" >/run/vm/status
+[[ ! $uml ]] || /bin/busybox poweroff -f
 echo b >/proc/sysrq-trigger # the fastest way out: qemu may not reboot
 sleep infinity

@@ -21,8 +21,11 @@ chmod 755 "$root/init"
 
 : >"$root/modules/order"
 
-# modprobe names what each needs before it, as 'insmod PATH' or 'builtin NAME'.
-for module in virtio_pci 9pnet_virtio 9p overlay; do
+# modprobe names what each needs before it, as 'insmod PATH' or 'builtin NAME'. User-mode Linux, which is no file here, reaches the host's
+# files without.
+modules=(overlay)
+[[ ! -e $kernel/vmlinuz ]] || modules+=(virtio_pci 9pnet_virtio 9p)
+for module in "${modules[@]}"; do
 	modprobe --show-depends -d "$kernel" -S "$version" "$module"
 done | awk '$1 == "insmod" && !seen[$2]++ { print $2 }' | while read -r path; do
 	name=${path##*/}

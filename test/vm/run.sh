@@ -12,7 +12,9 @@
 # KPROXY_VM_TIMEOUT  seconds for all of it (1200)
 # KPROXY_VM_SILENCE  seconds without a sign of life that mean a hang (240)
 # KPROXY_VM_MEMORY   of the guest, as qemu wants it (4G)
-# KPROXY_VM_ACCEL    kvm or tcg (the first that works, see accel.sh)
+# KPROXY_VM_ACCEL    kvm or tcg (the first that works, see accel.sh), or uml: user-mode Linux, a kernel that is a program of this
+#                    machine, several times faster than an emulated processor. Debian's has no nftables for IP, and so
+#                    iptables in variant legacy alone; root may start it.
 # KPROXY_VM_PACKAGE  Debian's package of the kernel (linux-image-amd64)
 # KPROXY_VM_KERNEL   a folder with another kernel's vmlinuz and lib/modules
 # KPROXY_VM_WRITE    a folder in which the guest's changes stay (none)
@@ -22,21 +24,43 @@ PATH=$PATH:/usr/local/sbin:/usr/sbin:/sbin
 cache=${XDG_CACHE_HOME:-$HOME/.cache}/kproxy-vm
 guest= # its process, while it runs
 why=   # what is wrong with the guest
+preload= # a library for user-mode Linux
 
 prepare() {
-	local program
-	for program in qemu-system-x86_64 busybox modprobe depmod setpriv; do
+	local program machine=qemu-system-x86_64
+	[[ ${KPROXY_VM_ACCEL:-} != uml ]] || machine=linux.uml
+	for program in $machine busybox modprobe depmod setpriv; do
 		command -v $program >/dev/null || { echo "vm: $program is missing; test/setup.sh vm installs it" >&2; exit 3; }
 	done
 	mkdir -p "$cache"
-	accel=${KPROXY_VM_ACCEL:-$("$here/accel.sh" "$cache")}
-	kernel=${KPROXY_VM_KERNEL:-$("$here/kernel.sh" "$cache")}
 	run=$(mktemp -d "${TMPDIR:-/tmp}/kproxy-vm.XXXXXX")
 	trap finish EXIT
 	trap 'exit 130' INT TERM HUP
+	accel=${KPROXY_VM_ACCEL:-$("$here/accel.sh" "$cache")}
+	if [[ $accel == uml ]]; then
+		kernel=$cache/uml
+		mkdir -p "$kernel/lib"
+		ln -sfn /usr/lib/uml/modules "$kernel/lib/modules"
+		preload=$(preloaded)
+	else
+		kernel=${KPROXY_VM_KERNEL:-$("$here/kernel.sh" "$cache")}
+	fi
 	"$here/initramfs.sh" "$kernel" >"$run/initramfs"
 	echo "$kernel"/lib/modules/* >"$run/modules"
 	touch "$run"/{stdout,stderr,console,qemu}
+	[[ -z ${KPROXY_VM_WRITE:-} ]] || realpath "$KPROXY_VM_WRITE" >"$run/write"
+}
+
+# preloaded builds what user-mode Linux needs where the processor has AMX, once, and prints it.
+preloaded() {
+	local library
+	grep -qw amx_tile /proc/cpuinfo || return 0
+	library=$cache/xstate-$(sha256sum "$here/uml/xstate.c" | cut -c1-12).so
+	if [[ ! -e $library ]]; then
+		gcc -O2 -shared -fPIC -o "$run/xstate.so" "$here/uml/xstate.c" || { echo "vm: can't build xstate.c; test/setup.sh vm installs gcc" >&2; exit 3; }
+		mv "$run/xstate.so" "$library"
+	fi
+	echo "$library"
 }
 
 finish() {
@@ -49,7 +73,10 @@ end_guest() { kill -KILL "$guest" 2>/dev/null || true; }
 # script prints what the guest runs.
 script() {
 	local name slow=1
-	[[ $accel == kvm ]] || slow=6
+	case $accel in
+	uml) slow=2 ;;
+	tcg) slow=6 ;;
+	esac
 	for name in PATH HOME CI "${!KPROXY_@}" "${!GO@}"; do
 		[[ -z ${!name+set} ]] || printf 'export %s=%q\n' "$name" "${!name}"
 	done
@@ -61,6 +88,31 @@ script() {
 # boot starts the guest, and what passes its output on. It must not outlive this
 # script, however that ends.
 boot() {
+	if [[ $accel == uml ]]; then boot_uml; else boot_qemu; fi
+	tail --pid=$guest -s 0.1 -n +1 -f "$run/stdout" &
+	tails=($!)
+	tail --pid=$guest -s 0.1 -n +1 -f "$run/stderr" >&2 &
+	tails+=($!)
+}
+
+# boot_uml keeps the guest's processes, which are processes of this machine, in a namespace that ends with it, and on a processor
+# that no other guest has, if there is one: they run in turns, and to wake one on another processor costs three times as much. Its
+# memory is a file.
+boot_uml() {
+	local range cpu on=()
+	for range in $(awk '/^Cpus_allowed_list/ { gsub(",", " "); $1 = ""; print }' /proc/self/status); do
+		for cpu in $(seq "${range%-*}" "${range#*-}"); do
+			exec 9>"$cache/processor-$cpu" # held until this script ends
+			! flock -n 9 || { on=(taskset -c "$cpu"); break 2; }
+		done
+	done
+	TMPDIR=/dev/shm LD_PRELOAD=$preload "${on[@]}" setpriv --pdeathsig KILL unshare --pid --fork --kill-child \
+		linux.uml "mem=${KPROXY_VM_MEMORY:-4G}" con=null con0=null,fd:1 quiet oops=panic \
+		"initrd=$run/initramfs" "vm.guest=$here/guest.sh" "vm.run=$run" </dev/null >"$run/console" 2>&1 &
+	guest=$!
+}
+
+boot_qemu() {
 	# The kernel's own watchdogs are off, and its check of the timer: a guest that
 	# waits for the host's processors isn't hung.
 	local words=(console=ttyS0 quiet oops=panic panic=-1 mitigations=off nowatchdog no_timer_check rcupdate.rcu_cpu_stall_suppress=1
@@ -80,17 +132,12 @@ boot() {
 	fi
 	share host / multidevs=remap,readonly=on
 	share run "$run" multidevs=forbid
-	if [[ -n ${KPROXY_VM_WRITE:-} ]]; then
-		realpath "$KPROXY_VM_WRITE" >"$run/write"
+	if [[ -s $run/write ]]; then
 		share write "$(<"$run/write")" multidevs=forbid
 	fi
 	setpriv --pdeathsig KILL qemu-system-x86_64 "${machine[@]}" -serial "file:$run/console" \
 		-kernel "$kernel/vmlinuz" -initrd "$run/initramfs" -append "${words[*]}" </dev/null >"$run/qemu" 2>&1 &
 	guest=$!
-	tail --pid=$guest -s 0.1 -n +1 -f "$run/stdout" &
-	tails=($!)
-	tail --pid=$guest -s 0.1 -n +1 -f "$run/stderr" >&2 &
-	tails+=($!)
 }
 
 # share TAG FOLDER OPTIONS makes a folder of the host one that the guest can mount.
@@ -111,7 +158,8 @@ watch() {
 		elif ((EPOCHSECONDS - life > silence)); then
 			why="no sign of life for $silence s"
 		fi
-		[[ -z $why ]] || end_guest
+		# User-mode Linux stays where it panicked.
+		[[ -z $why && ($accel != uml || -z $(grep 'Kernel panic' "$run/console")) ]] || end_guest
 	done 2>/dev/null # bash says that it was killed
 	wait "$guest" || true
 	guest=

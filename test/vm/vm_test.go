@@ -4,21 +4,34 @@ package vm
 
 import (
 	"bytes"
+	"cmp"
 	"errors"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
+	gocmp "github.com/google/go-cmp/cmp"
 )
 
 // result holds what the caller of run.sh sees.
 type result struct {
 	Status      int
 	Out, Errors string
+}
+
+// kinds are the guests of this machine: the usual one, and user-mode Linux.
+var kinds = []string{"", "uml"}
+
+// on runs a test in a guest of each kind.
+func on(t *testing.T, kinds []string, test func(t *testing.T, accel string)) {
+	t.Parallel()
+	for _, accel := range kinds {
+		t.Run(cmp.Or(accel, "usual"), func(t *testing.T) { test(t, "KPROXY_VM_ACCEL="+cmp.Or(accel, os.Getenv("KPROXY_VM_ACCEL"))) })
+	}
 }
 
 // run runs a shell script in the VM.
@@ -29,6 +42,9 @@ func run(t *testing.T, script string, env ...string) result {
 	}
 	if _, err := exec.LookPath("qemu-system-x86_64"); err != nil {
 		t.Skip("needs qemu-system-x86_64")
+	}
+	if os.Geteuid() != 0 && slices.Contains(env, "KPROXY_VM_ACCEL=uml") {
+		t.Skip("needs root to start user-mode Linux")
 	}
 	t.Parallel()
 	var out, errs bytes.Buffer
@@ -43,30 +59,34 @@ func run(t *testing.T, script string, env ...string) result {
 }
 
 func TestOutputAndStatus(t *testing.T) {
-	const script = `echo out; echo error >/dev/stderr; uname -n; sleep 1000 & exit 3`
-	got := run(t, script)
-	if diff := cmp.Diff(result{3, "out\nkproxy-vm\n", "error\n"}, got); diff != "" {
-		t.Errorf("a command's status and output (-want +got):\n%s", diff)
-	}
+	on(t, kinds, func(t *testing.T, accel string) {
+		const script = `echo out; echo error >/dev/stderr; uname -n; sleep 1000 & exit 3`
+		got := run(t, script, accel)
+		if diff := gocmp.Diff(result{3, "out\nkproxy-vm\n", "error\n"}, got); diff != "" {
+			t.Errorf("a command's status and output (-want +got):\n%s", diff)
+		}
+	})
 }
 
 func TestTheHostIsSeenButNotChanged(t *testing.T) {
-	kept, lost := t.TempDir(), t.TempDir()
-	here, err := os.Getwd()
-	if err != nil {
-		t.Fatal(err)
-	}
-	const script = `echo "$KPROXY_WORD"; pwd; test -x run.sh && echo kept >"$KPROXY_KEPT/file" && echo lost >"$KPROXY_LOST/file"`
-	got := run(t, script, "KPROXY_WORD=two  'words'", "KPROXY_KEPT="+kept, "KPROXY_LOST="+lost, "KPROXY_VM_WRITE="+kept)
-	if diff := cmp.Diff(result{0, "two  'words'\n" + here + "\n", ""}, got); diff != "" {
-		t.Errorf("environment and folder (-want +got):\n%s", diff)
-	}
-	if text, err := os.ReadFile(filepath.Join(kept, "file")); string(text) != "kept\n" {
-		t.Errorf("the folder that may be written has %q, %v", text, err)
-	}
-	if _, err := os.Stat(filepath.Join(lost, "file")); !errors.Is(err, os.ErrNotExist) {
-		t.Errorf("another folder was written: %v", err)
-	}
+	on(t, kinds, func(t *testing.T, accel string) {
+		kept, lost := t.TempDir(), t.TempDir()
+		here, err := os.Getwd()
+		if err != nil {
+			t.Fatal(err)
+		}
+		const script = `echo "$KPROXY_WORD"; pwd; test -x run.sh && echo kept >"$KPROXY_KEPT/file" && echo lost >"$KPROXY_LOST/file"`
+		got := run(t, script, accel, "KPROXY_WORD=two  'words'", "KPROXY_KEPT="+kept, "KPROXY_LOST="+lost, "KPROXY_VM_WRITE="+kept)
+		if diff := gocmp.Diff(result{0, "two  'words'\n" + here + "\n", ""}, got); diff != "" {
+			t.Errorf("environment and folder (-want +got):\n%s", diff)
+		}
+		if text, err := os.ReadFile(filepath.Join(kept, "file")); string(text) != "kept\n" {
+			t.Errorf("the folder that may be written has %q, %v", text, err)
+		}
+		if _, err := os.Stat(filepath.Join(lost, "file")); !errors.Is(err, os.ErrNotExist) {
+			t.Errorf("another folder was written: %v", err)
+		}
+	})
 }
 
 func TestWhatTheKernelHas(t *testing.T) {
@@ -78,9 +98,11 @@ iptables -A INPUT -m set --match-set s dst,dst -j ACCEPT
 iptables-legacy -A INPUT -m conntrack --ctstate NEW -j ACCEPT
 conntrack -L
 ip netns add a; ip -n a link add kv0 type veth peer name kv1`
-	if got := run(t, script); got.Status != 0 {
-		t.Errorf("status %d: %s", got.Status, got.Errors)
-	}
+	on(t, kinds, func(t *testing.T, accel string) {
+		if got := run(t, script, accel); got.Status != 0 {
+			t.Errorf("status %d: %s", got.Status, got.Errors)
+		}
+	})
 }
 
 func TestFailures(t *testing.T) {
@@ -88,7 +110,7 @@ func TestFailures(t *testing.T) {
 		name, script, env, want string
 	}{
 		{"oops", "echo c >/proc/sysrq-trigger; sleep 1000", "", "the kernel failed"},
-		{"end without a status", "echo b >/proc/sysrq-trigger; sleep 1000", "", "it ended without a status"},
+		{"end without a status", "busybox poweroff -f; sleep 1000", "", "it ended without a status"},
 		{"too long", "sleep 1000", "KPROXY_VM_TIMEOUT=20", "not done after 20 s"},
 		{
 			"silence", // all processors busy with what nothing interrupts
@@ -99,10 +121,16 @@ func TestFailures(t *testing.T) {
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
-			got := run(t, tt.script, tt.env)
-			if got.Status != 125 || !strings.Contains(got.Errors, "vm: "+tt.want) {
-				t.Errorf("status %d: %s\nwant status 125, and %q", got.Status, got.Errors, tt.want)
+			kinds := kinds
+			if tt.env != "" { // what run.sh itself sees, and waits for
+				kinds = kinds[1:]
 			}
+			on(t, kinds, func(t *testing.T, accel string) {
+				got := run(t, tt.script, accel, tt.env)
+				if got.Status != 125 || !strings.Contains(got.Errors, "vm: "+tt.want) {
+					t.Errorf("status %d: %s\nwant status 125, and %q", got.Status, got.Errors, tt.want)
+				}
+			})
 		})
 	}
 }

@@ -8,7 +8,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"kproxy.dev/kproxy/kernel/nlmsg"
+	"kproxy.dev/kproxy/kernel/netlink"
 	"kproxy.dev/kproxy/service"
 )
 
@@ -18,14 +18,14 @@ type handles map[string][]uint64
 // ReadNumbered is [Read], and remembers the handles of rules, by which the kernel names those
 // that a packet meets ([Watcher]).
 func ReadNumbered(ctx context.Context, c Config, f service.Family) (*Tables, error) {
-	socket, err := nlmsg.Open(unix.NETLINK_NETFILTER, 64<<10)
+	socket, err := netlink.Open(unix.NETLINK_NETFILTER, 64<<10)
 	if err != nil {
 		return nil, err
 	}
 	defer socket.Close()
 	for i := 0; ; i++ {
 		const attempts = 5
-		before, err := nlmsg.Generation(socket)
+		before, err := netlink.Generation(socket)
 		if err != nil {
 			return nil, fmt.Errorf("read the generation of nf_tables: %w", err)
 		}
@@ -37,7 +37,7 @@ func ReadNumbered(ctx context.Context, c Config, f service.Family) (*Tables, err
 			return nil, fmt.Errorf("list rules of nftables: %w", err)
 		}
 		// iptables prints rules without handles: the two lists must be of one moment.
-		if after, err := nlmsg.Generation(socket); err != nil || after == before || i == attempts {
+		if after, err := netlink.Generation(socket); err != nil || after == before || i == attempts {
 			return t, err
 		}
 	}
@@ -45,9 +45,9 @@ func ReadNumbered(ctx context.Context, c Config, f service.Family) (*Tables, err
 
 func readHandles() (handles, error) {
 	h := handles{}
-	err := nlmsg.DumpNFTables(unix.NFT_MSG_GETRULE, unix.NFPROTO_UNSPEC, nil, func(family uint8, b []byte) {
+	err := netlink.DumpNFTables(unix.NFT_MSG_GETRULE, unix.NFPROTO_UNSPEC, nil, func(family uint8, b []byte) {
 		a := attributesOf(b)
-		chain := nftFamilies[family] + " " + nlmsg.Text(a[unix.NFTA_RULE_TABLE]) + " " + nlmsg.Text(a[unix.NFTA_RULE_CHAIN])
+		chain := nftFamilies[family] + " " + netlink.Text(a[unix.NFTA_RULE_TABLE]) + " " + netlink.Text(a[unix.NFTA_RULE_CHAIN])
 		h[chain] = append(h[chain], a.number(unix.NFTA_RULE_HANDLE))
 	})
 	return h, err
@@ -59,11 +59,7 @@ func (t *Tables) Met(s *Sight) (step Step, known bool) {
 	step = Step{Table: s.Table, Chain: s.Chain, Policy: s.Handle == 0}
 	at := slices.Index(t.handles[s.Table+" "+s.Chain], s.Handle)
 	for _, b := range t.Bases {
-		table := b.Table
-		if b.Source == sourceXTNFT {
-			table = nftFamily[t.Family] + " " + b.Table
-		}
-		if table != s.Table || b.Source == sourceXTLegacy || b.set == nil {
+		if t.nftTable(b) != s.Table || b.Source == sourceXTLegacy || b.set == nil {
 			continue
 		}
 		c := b.set.chain(b.Table, s.Chain)
@@ -97,12 +93,16 @@ func Silent(s *Step) bool { return s.Source == sourceXTLegacy || strings.HasPref
 // with nil, whether there is one whose rules the kernel names.
 func (t *Tables) Chooses(s *Sight) bool {
 	return slices.ContainsFunc(t.Bases, func(b *Base) bool {
-		table := b.Table
-		if b.Source == sourceXTNFT {
-			table = nftFamily[t.Family] + " " + b.Table
-		}
-		return b.Type == "nat" && b.order() == priorityNATDst && b.Source != sourceXTLegacy && (s == nil || b.Chain == s.Chain && table == s.Table)
+		return b.Type == "nat" && b.order() == priorityNATDst && b.Source != sourceXTLegacy && (s == nil || b.Chain == s.Chain && t.nftTable(b) == s.Table)
 	})
+}
+
+// nftTable returns the table of b as nftables names it, with its family.
+func (t *Tables) nftTable(b *Base) string {
+	if b.Source == sourceXTNFT {
+		return nftFamily[t.Family] + " " + b.Table
+	}
+	return b.Table
 }
 
 // policyText is the policy as iptables-save or nft print it.

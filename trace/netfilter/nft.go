@@ -14,7 +14,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"kproxy.dev/kproxy/kernel/nlmsg"
+	"kproxy.dev/kproxy/kernel/netlink"
 	"kproxy.dev/kproxy/service"
 )
 
@@ -40,7 +40,7 @@ func (t *Tables) readNFT(printed map[string]bool) error {
 	sets := map[string]*ruleset{} // by table
 	var found []*Base
 	listed := map[string]int{} // chains by "family table chain": the kernel lists the ones made first first
-	err = nlmsg.DumpNFTables(unix.NFT_MSG_GETCHAIN, unix.NFPROTO_UNSPEC, nil, func(number uint8, attributes []byte) {
+	err = netlink.DumpNFTables(unix.NFT_MSG_GETCHAIN, unix.NFPROTO_UNSPEC, nil, func(number uint8, attributes []byte) {
 		family, known := nftFamilies[number]
 		if !known || family == otherFamily[t.Family] {
 			return
@@ -90,9 +90,9 @@ func (t *Tables) readNFT(printed map[string]bool) error {
 // dormantTables lists those whose chains the kernel doesn't call, as "family table".
 func dormantTables() (map[string]bool, error) {
 	out := map[string]bool{}
-	err := nlmsg.DumpNFTables(unix.NFT_MSG_GETTABLE, unix.NFPROTO_UNSPEC, nil, func(family uint8, b []byte) {
+	err := netlink.DumpNFTables(unix.NFT_MSG_GETTABLE, unix.NFPROTO_UNSPEC, nil, func(family uint8, b []byte) {
 		if a := attributesOf(b); a.number(unix.NFTA_TABLE_FLAGS)&tableIsDormant != 0 {
-			out[nftFamilies[family]+" "+nlmsg.Text(a[unix.NFTA_TABLE_NAME])] = true
+			out[nftFamilies[family]+" "+netlink.Text(a[unix.NFTA_TABLE_NAME])] = true
 		}
 	})
 	return out, err
@@ -109,7 +109,7 @@ func (r *ruleset) readNFT(table string) error {
 		return err
 	}
 	return r.nft.dump(unix.NFT_MSG_GETRULE, unix.NFTA_RULE_TABLE, func(a attributes) {
-		if c := r.chain(table, nlmsg.Text(a[unix.NFTA_RULE_CHAIN])); c != nil {
+		if c := r.chain(table, netlink.Text(a[unix.NFTA_RULE_CHAIN])); c != nil {
 			c.rules = append(c.rules, decodeRule(r, a))
 		}
 	})
@@ -117,8 +117,8 @@ func (r *ruleset) readNFT(table string) error {
 
 // dump lists objects of the table; tableAttribute holds its name, in the request and in the answer.
 func (t *nftTable) dump(message, tableAttribute uint16, each func(attributes)) error {
-	err := nlmsg.DumpNFTables(message, t.family, func(b []byte) []byte { return nlmsg.AppendText(b, tableAttribute, t.name) }, func(_ uint8, b []byte) {
-		if a := attributesOf(b); nlmsg.Text(a[tableAttribute]) == t.name { // kernels that don't filter list all
+	err := netlink.DumpNFTables(message, t.family, func(b []byte) []byte { return netlink.AppendText(b, tableAttribute, t.name) }, func(_ uint8, b []byte) {
+		if a := attributesOf(b); netlink.Text(a[tableAttribute]) == t.name { // kernels that don't filter list all
 			each(a)
 		}
 	})
@@ -132,7 +132,7 @@ func (t *nftTable) dump(message, tableAttribute uint16, each func(attributes)) e
 type attributes map[uint16][]byte
 
 func attributesOf(b []byte) attributes {
-	return maps.Collect(nlmsg.Attributes(b))
+	return maps.Collect(netlink.Attributes(b))
 }
 
 // number is one in network byte order; 0 if there is none.
@@ -153,7 +153,7 @@ func (a attributes) data(typ uint16) []byte { return attributesOf(a[typ])[unix.N
 // verdict reads what NFTA_DATA_VERDICT says in an attribute.
 func (a attributes) verdict(typ uint16) nftVerdict {
 	v := attributesOf(attributesOf(a[typ])[unix.NFTA_DATA_VERDICT])
-	return nftVerdict{int32(v.number(unix.NFTA_VERDICT_CODE)), nlmsg.Text(v[unix.NFTA_VERDICT_CHAIN])}
+	return nftVerdict{int32(v.number(unix.NFTA_VERDICT_CODE)), netlink.Text(v[unix.NFTA_VERDICT_CHAIN])}
 }
 
 // nfHooks are hooks by number (enum nf_inet_hooks; that of netdev is
@@ -164,8 +164,8 @@ var nfHooks = []Hook{Prerouting, Input, Forward, Output, Postrouting, Ingress}
 func decodeChain(family string, message []byte) *Base {
 	a := attributesOf(message)
 	b := &Base{
-		Source: sourceNFT, Table: family + " " + nlmsg.Text(a[unix.NFTA_CHAIN_TABLE]), Chain: nlmsg.Text(a[unix.NFTA_CHAIN_NAME]),
-		Policy: Accept, Type: cmp.Or(nlmsg.Text(a[unix.NFTA_CHAIN_TYPE]), "filter"),
+		Source: sourceNFT, Table: family + " " + netlink.Text(a[unix.NFTA_CHAIN_TABLE]), Chain: netlink.Text(a[unix.NFTA_CHAIN_NAME]),
+		Policy: Accept, Type: cmp.Or(netlink.Text(a[unix.NFTA_CHAIN_TYPE]), "filter"),
 	}
 	if a.has(unix.NFTA_CHAIN_POLICY) && a.number(unix.NFTA_CHAIN_POLICY) == 0 { // NF_DROP
 		b.Policy = Drop
@@ -179,10 +179,10 @@ func decodeChain(family string, message []byte) *Base {
 	}
 	b.Priority = int(int32(h.number(unix.NFTA_HOOK_PRIORITY)))
 	if h.has(unix.NFTA_HOOK_DEV) {
-		b.Devices = append(b.Devices, nlmsg.Text(h[unix.NFTA_HOOK_DEV]))
+		b.Devices = append(b.Devices, netlink.Text(h[unix.NFTA_HOOK_DEV]))
 	}
-	for kind, name := range nlmsg.Attributes(h[hookDevices]) {
-		device := nlmsg.Text(name)
+	for kind, name := range netlink.Attributes(h[hookDevices]) {
+		device := netlink.Text(name)
 		if kind == devicePrefix {
 			device += "*"
 		}
@@ -225,13 +225,13 @@ type nftElement struct {
 
 func decodeSet(a attributes) *nftSet {
 	s := &nftSet{
-		name: nlmsg.Text(a[unix.NFTA_SET_NAME]), flags: uint32(a.number(unix.NFTA_SET_FLAGS)),
+		name: netlink.Text(a[unix.NFTA_SET_NAME]), flags: uint32(a.number(unix.NFTA_SET_FLAGS)),
 		keyType: uint32(a.number(unix.NFTA_SET_KEY_TYPE)), keyLen: int(a.number(unix.NFTA_SET_KEY_LEN)),
 		dataType: uint32(a.number(unix.NFTA_SET_DATA_TYPE)),
 	}
 	s.verdicts = s.dataType == unix.NFT_DATA_VERDICT
-	for _, field := range nlmsg.Attributes(attributesOf(a[unix.NFTA_SET_DESC])[nlmsg.SetDescConcat]) {
-		s.fields = append(s.fields, int(attributesOf(field).number(nlmsg.SetFieldLen)))
+	for _, field := range netlink.Attributes(attributesOf(a[unix.NFTA_SET_DESC])[netlink.SetDescConcat]) {
+		s.fields = append(s.fields, int(attributesOf(field).number(netlink.SetFieldLen)))
 	}
 	if len(s.fields) == 0 {
 		s.fields = []int{s.keyLen}
@@ -244,7 +244,7 @@ func decodeElement(b []byte) nftElement {
 	flags := a.number(unix.NFTA_SET_ELEM_FLAGS)
 	e := nftElement{
 		ends: flags&elementIsEnd != 0,
-		key:  bytes.Clone(a.data(unix.NFTA_SET_ELEM_KEY)), end: bytes.Clone(a.data(nlmsg.SetElemKeyEnd)), all: flags&elementIsCatchall != 0,
+		key:  bytes.Clone(a.data(unix.NFTA_SET_ELEM_KEY)), end: bytes.Clone(a.data(netlink.SetElemKeyEnd)), all: flags&elementIsCatchall != 0,
 		data: bytes.Clone(a.data(unix.NFTA_SET_ELEM_DATA)), verdict: a.verdict(unix.NFTA_SET_ELEM_DATA),
 	}
 	if e.end == nil {
@@ -259,28 +259,28 @@ func (t *nftTable) readElements(s *nftSet) {
 		return
 	}
 	s.read = true
-	s.err = nlmsg.DumpNFTables(unix.NFT_MSG_GETSETELEM, t.family, t.listOf(s), func(_ uint8, b []byte) { s.add(b) })
+	s.err = netlink.DumpNFTables(unix.NFT_MSG_GETSETELEM, t.family, t.listOf(s), func(_ uint8, b []byte) { s.add(b) })
 	s.join()
 }
 
 // listOf returns what appends to a request which elements are meant.
 func (t *nftTable) listOf(s *nftSet) func([]byte) []byte {
 	return func(b []byte) []byte {
-		b = nlmsg.AppendText(b, unix.NFTA_SET_ELEM_LIST_TABLE, t.name)
-		return nlmsg.AppendText(b, unix.NFTA_SET_ELEM_LIST_SET, s.name)
+		b = netlink.AppendText(b, unix.NFTA_SET_ELEM_LIST_TABLE, t.name)
+		return netlink.AppendText(b, unix.NFTA_SET_ELEM_LIST_SET, s.name)
 	}
 }
 
 // add adds the elements of a message.
 func (s *nftSet) add(message []byte) {
-	for _, element := range nlmsg.Attributes(attributesOf(message)[unix.NFTA_SET_ELEM_LIST_ELEMENTS]) {
+	for _, element := range netlink.Attributes(attributesOf(message)[unix.NFTA_SET_ELEM_LIST_ELEMENTS]) {
 		s.elements = append(s.elements, decodeElement(element))
 	}
 }
 
 // join joins the parts of ranges, once all elements are there.
 func (s *nftSet) join() {
-	if s.flags&unix.NFT_SET_INTERVAL != 0 && s.flags&nlmsg.SetConcat == 0 {
+	if s.flags&unix.NFT_SET_INTERVAL != 0 && s.flags&netlink.SetConcat == 0 {
 		s.elements = joinRanges(s.elements)
 	}
 }
@@ -294,7 +294,7 @@ func joinRanges(all []nftElement) (out []nftElement) {
 			continue
 		}
 		if !e.all {
-			e.end = bytes.Repeat([]byte{0xff}, len(e.key))
+			e.end = ones(len(e.key))
 			if next := slices.IndexFunc(all[i:], func(o nftElement) bool { return !bytes.Equal(o.key, e.key) }); next > 0 {
 				e.end = before(all[i+next].key)
 			}
@@ -317,25 +317,25 @@ func before(n []byte) []byte {
 
 // get asks the kernel for one element of a set without ranges, which may have very many.
 func (t *nftTable) get(s *nftSet, key []byte) (e nftElement, found bool, err error) {
-	socket, err := nlmsg.Open(unix.NETLINK_NETFILTER, 64<<10)
+	socket, err := netlink.Open(unix.NETLINK_NETFILTER, 64<<10)
 	if err != nil {
 		return e, false, err
 	}
 	defer socket.Close()
 	err = socket.Do(1, func(b []byte, _ int) []byte {
-		b = nlmsg.AppendNetfilter(nlmsg.AppendRequest(b, unix.NFNL_SUBSYS_NFTABLES<<8|unix.NFT_MSG_GETSETELEM, 0), t.family)
-		b = nlmsg.AppendText(b, unix.NFTA_SET_ELEM_LIST_TABLE, t.name)
-		b = nlmsg.AppendText(b, unix.NFTA_SET_ELEM_LIST_SET, s.name)
-		return nlmsg.AppendNested(b, unix.NFTA_SET_ELEM_LIST_ELEMENTS, func(b []byte) []byte {
-			return nlmsg.AppendNested(b, unix.NFTA_LIST_ELEM, func(b []byte) []byte {
-				return nlmsg.AppendNested(b, unix.NFTA_SET_ELEM_KEY, func(b []byte) []byte { return nlmsg.Append(b, unix.NFTA_DATA_VALUE, key...) })
+		b = netlink.AppendNetfilter(netlink.AppendRequest(b, unix.NFNL_SUBSYS_NFTABLES<<8|unix.NFT_MSG_GETSETELEM, 0), t.family)
+		b = netlink.AppendText(b, unix.NFTA_SET_ELEM_LIST_TABLE, t.name)
+		b = netlink.AppendText(b, unix.NFTA_SET_ELEM_LIST_SET, s.name)
+		return netlink.AppendNested(b, unix.NFTA_SET_ELEM_LIST_ELEMENTS, func(b []byte) []byte {
+			return netlink.AppendNested(b, unix.NFTA_LIST_ELEM, func(b []byte) []byte {
+				return netlink.AppendNested(b, unix.NFTA_SET_ELEM_KEY, func(b []byte) []byte { return netlink.Append(b, unix.NFTA_DATA_VALUE, key...) })
 			})
 		})
 	}, func(_ int, body []byte, failure error) {
-		if err = failure; body == nil || len(body) < nlmsg.SizeofNetfilter {
+		if err = failure; body == nil || len(body) < netlink.SizeofNetfilter {
 			return
 		}
-		for _, element := range nlmsg.Attributes(attributesOf(body[nlmsg.SizeofNetfilter:])[unix.NFTA_SET_ELEM_LIST_ELEMENTS]) {
+		for _, element := range netlink.Attributes(attributesOf(body[netlink.SizeofNetfilter:])[unix.NFTA_SET_ELEM_LIST_ELEMENTS]) {
 			e = decodeElement(element)
 			found = true
 		}
@@ -471,7 +471,7 @@ func (t *Tables) WriteNFTSets(w io.Writer, atMost int) {
 		for _, name := range slices.Sorted(maps.Keys(b.set.nft.sets)) {
 			s := *b.set.nft.sets[name]
 			s.elements = nil
-			err := nlmsg.SampleNFTables(unix.NFT_MSG_GETSETELEM, b.set.nft.family, b.set.nft.listOf(&s), func(m []byte) bool {
+			err := netlink.SampleNFTables(unix.NFT_MSG_GETSETELEM, b.set.nft.family, b.set.nft.listOf(&s), func(m []byte) bool {
 				s.add(m)
 				return len(s.elements) <= atMost
 			})

@@ -7,8 +7,8 @@ import (
 	"testing"
 
 	"kproxy.dev/kproxy/kernel"
-	"kproxy.dev/kproxy/kernel/kerneltest"
 	"kproxy.dev/kproxy/service"
+	"kproxy.dev/kproxy/test/kerneltest"
 	"kproxy.dev/kproxy/trace/netfilter"
 )
 

@@ -9,7 +9,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"kproxy.dev/kproxy/kernel/nlmsg"
+	"kproxy.dev/kproxy/kernel/netlink"
 	"kproxy.dev/kproxy/service"
 )
 
@@ -182,7 +182,7 @@ func (d *nftDecoder) setText(header string, from int, f, value symbol) string {
 // logText writes a statement log as nft does (log_stmt_print in its src/statement.c).
 func logText(a attributes) string {
 	out := "log"
-	if prefix := nlmsg.Text(a[unix.NFTA_LOG_PREFIX]); prefix != "" {
+	if prefix := netlink.Text(a[unix.NFTA_LOG_PREFIX]); prefix != "" {
 		out += fmt.Sprintf(" prefix %q", prefix)
 	}
 	if a.has(unix.NFTA_LOG_GROUP) {
@@ -266,7 +266,7 @@ func lifetime(seconds uint64) (out string) {
 
 // ebtables writes ebtables' match of a packet's addresses, protocol and ports in expressions of nftables; nil if info asks for more
 // (struct ebt_ip_info and ebt_ip_mt in net/bridge/netfilter/ebt_ip.c, and those of IPv6, whose addresses are longer).
-func ebtables(match string, info []byte) (out nlmsg.Expressions) {
+func ebtables(match string, info []byte) (out netlink.Expressions) {
 	n, addressesAt := 4, uint32(12)
 	if match == "ip6" {
 		n, addressesAt = 16, 8
@@ -282,8 +282,8 @@ func ebtables(match string, info []byte) (out nlmsg.Expressions) {
 			return
 		}
 		out.Add("range", func(b []byte) []byte {
-			b = nlmsg.AppendUint32(nlmsg.AppendUint32(b, unix.NFTA_RANGE_SREG, nlmsg.Register), unix.NFTA_RANGE_OP, not)
-			return nlmsg.AppendData(nlmsg.AppendData(b, unix.NFTA_RANGE_FROM_DATA, first...), unix.NFTA_RANGE_TO_DATA, last...)
+			b = netlink.AppendUint32(netlink.AppendUint32(b, unix.NFTA_RANGE_SREG, netlink.Register), unix.NFTA_RANGE_OP, not)
+			return netlink.AppendData(netlink.AppendData(b, unix.NFTA_RANGE_FROM_DATA, first...), unix.NFTA_RANGE_TO_DATA, last...)
 		})
 	}
 	for bit := range 8 {
@@ -292,17 +292,17 @@ func ebtables(match string, info []byte) (out nlmsg.Expressions) {
 		}
 		switch i := bit & 1; bit {
 		case 0, 1:
-			out.Payload(nlmsg.Register, unix.NFT_PAYLOAD_NETWORK_HEADER, addressesAt+uint32(i*n), uint32(n))
+			out.Payload(netlink.Register, unix.NFT_PAYLOAD_NETWORK_HEADER, addressesAt+uint32(i*n), uint32(n))
 			if mask := info[(2+i)*n:][:n]; !allKnown(mask) {
-				out.Mask(nlmsg.Register, mask, make([]byte, n))
+				out.Mask(netlink.Register, mask, make([]byte, n))
 			}
 			is(bit, info[i*n:][:n], info[i*n:][:n])
 		case 3:
-			out.Numbers("meta", unix.NFTA_META_DREG, nlmsg.Register, unix.NFTA_META_KEY, unix.NFT_META_L4PROTO)
+			out.Numbers("meta", unix.NFTA_META_DREG, netlink.Register, unix.NFTA_META_KEY, unix.NFT_META_L4PROTO)
 			is(bit, rest[1:2], rest[1:2])
 		case 4, 5:
 			number := func(at int) []byte { return binary.BigEndian.AppendUint16(nil, binary.NativeEndian.Uint16(rest[at:])) }
-			out.Payload(nlmsg.Register, unix.NFT_PAYLOAD_TRANSPORT_HEADER, uint32(2*i), 2)
+			out.Payload(netlink.Register, unix.NFT_PAYLOAD_TRANSPORT_HEADER, uint32(2*i), 2)
 			is(bit, number(4+4*i), number(6+4*i))
 		default:
 			return nil

@@ -15,7 +15,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"kproxy.dev/kproxy/kernel/nlmsg"
+	"kproxy.dev/kproxy/kernel/netlink"
 	"kproxy.dev/kproxy/lb"
 	"kproxy.dev/kproxy/service"
 )
@@ -222,13 +222,13 @@ func decodeRule(set *ruleset, a attributes) *rule {
 	r := &rule{}
 	var read func([]byte)
 	read = func(expressions []byte) {
-		for _, e := range nlmsg.Attributes(expressions) {
+		for _, e := range netlink.Attributes(expressions) {
 			x := attributesOf(e)
-			name, data := nlmsg.Text(x[unix.NFTA_EXPR_NAME]), attributesOf(x[unix.NFTA_EXPR_DATA])
+			name, data := netlink.Text(x[unix.NFTA_EXPR_NAME]), attributesOf(x[unix.NFTA_EXPR_DATA])
 			if name == "counter" {
 				packets, size := data.number(unix.NFTA_COUNTER_PACKETS), data.number(unix.NFTA_COUNTER_BYTES)
 				r.counter = Counter{&packets, &size}
-			} else if plain := ebtables(nlmsg.Text(data[unix.NFTA_MATCH_NAME]), data[unix.NFTA_MATCH_INFO]); set.bridges() && name == "match" && plain != nil {
+			} else if plain := ebtables(netlink.Text(data[unix.NFTA_MATCH_NAME]), data[unix.NFTA_MATCH_INFO]); set.bridges() && name == "match" && plain != nil {
 				read(plain)
 			} else if in := d.decode(name, data); in != nil {
 				r.program = append(r.program, in)
@@ -239,7 +239,7 @@ func decodeRule(set *ruleset, a attributes) *rule {
 	r.isNFT, r.ends = true, d.ends
 	r.text = strings.Join(strings.Fields(strings.Join(slices.DeleteFunc(d.words, func(s string) bool { return s == "" }), " ")), " ")
 	if about := a[unix.NFTA_RULE_USERDATA]; len(about) > 2 && about[0] == 0 {
-		r.text += fmt.Sprintf(" comment %q", nlmsg.Text(about[2:]))
+		r.text += fmt.Sprintf(" comment %q", netlink.Text(about[2:]))
 	}
 	r.action = action{text: strings.Join(d.does, ", ")}
 	return r
@@ -352,7 +352,7 @@ func (d *nftDecoder) decode(name string, a attributes) instruction {
 		v := bytes.Clone(a.data(unix.NFTA_IMMEDIATE_DATA))
 		d.hold(dreg, symbol{size: len(v), fixed: v, kind: asHostNumber})
 		return func(_ *walker, s *nftState, _ position) effect {
-			s.set(dreg, v, bytes.Repeat([]byte{0xff}, len(v)))
+			s.set(dreg, v, ones(len(v)))
 			return goOn
 		}
 	case "cmp":
@@ -418,7 +418,7 @@ func (d *nftDecoder) decode(name string, a attributes) instruction {
 		d.say("%s", text)
 		return d.counts(holds)
 	case "match":
-		m := nlmsg.Text(a[unix.NFTA_MATCH_NAME])
+		m := netlink.Text(a[unix.NFTA_MATCH_NAME])
 		if m == "comment" {
 			return nil
 		}
@@ -427,7 +427,7 @@ func (d *nftDecoder) decode(name string, a attributes) instruction {
 			return may("it has the match %s of iptables, which can't be read", m)
 		}
 	case "target":
-		target := nlmsg.Text(a[unix.NFTA_TARGET_NAME])
+		target := netlink.Text(a[unix.NFTA_TARGET_NAME])
 		d.act("-j %s", target)
 		if passive[target] {
 			return nil
@@ -606,7 +606,7 @@ func conntrackField(a attributes, f service.Family) *loaded {
 		}
 		return netip.AddrPort{}
 	}
-	size := [2]int{service.IPv4: 4, service.IPv6: 16}[f]
+	size := f.Bits() / 8
 	word := nftFamily[f]
 	switch key {
 	case unix.NFT_CT_STATE:
@@ -769,7 +769,7 @@ func (d *nftDecoder) hash(a attributes) instruction {
 			return either(w, s, p)
 		}
 		v, _ := bits.Mul32(lb.JHash(s.value[at:at+size], seed), n)
-		s.set(to, native(from+v), bytes.Repeat([]byte{0xff}, 4))
+		s.set(to, native(from+v), ones(4))
 		return goOn
 	}
 }
@@ -1074,7 +1074,7 @@ func (f symbol) print(v []byte) string {
 	case asMark:
 		return fmt.Sprintf("0x%08x", n)
 	case asName:
-		return strconv.Quote(nlmsg.Text(v))
+		return strconv.Quote(netlink.Text(v))
 	case asProtocol:
 		if p := service.Protocol(n); p == service.TCP || p == service.UDP || p == service.SCTP {
 			return p.String()
@@ -1135,7 +1135,7 @@ func (d *nftDecoder) between(at int, a attributes) instruction {
 
 // lookup finds the packet in a set or a map.
 func (d *nftDecoder) lookup(a attributes) instruction {
-	name, at := nlmsg.Text(a[unix.NFTA_LOOKUP_SET]), offset(a.number(unix.NFTA_LOOKUP_SREG))
+	name, at := netlink.Text(a[unix.NFTA_LOOKUP_SET]), offset(a.number(unix.NFTA_LOOKUP_SREG))
 	set := d.set.nft.sets[name]
 	if set == nil {
 		d.say("@%s", name)
@@ -1266,7 +1266,7 @@ func (p *Packet) stored(t *nftTable, s *nftSet, key, known []byte) (nftElement, 
 // meets next.
 func (d *nftDecoder) dynset(a attributes) instruction {
 	const ops, opDelete, timeout, expressions = 3, 2, 6, 10 // NFTA_DYNSET_OP, NFT_DYNSET_OP_DELETE, NFTA_DYNSET_TIMEOUT, NFTA_DYNSET_EXPRESSIONS
-	name, at := nlmsg.Text(a[unix.NFTA_DYNSET_SET_NAME]), offset(a.number(unix.NFTA_DYNSET_SREG_KEY))
+	name, at := netlink.Text(a[unix.NFTA_DYNSET_SET_NAME]), offset(a.number(unix.NFTA_DYNSET_SREG_KEY))
 	set := d.set.nft.sets[name]
 	op := a.number(ops)
 	word := [...]string{"add", "update", "delete"}[min(op, 2)]
@@ -1286,13 +1286,13 @@ func (d *nftDecoder) dynset(a attributes) instruction {
 	if a.has(unix.NFTA_DYNSET_EXPR) {
 		nested = append(nested, a[unix.NFTA_DYNSET_EXPR])
 	}
-	for _, e := range nlmsg.Attributes(a[expressions]) {
+	for _, e := range netlink.Attributes(a[expressions]) {
 		nested = append(nested, e)
 	}
 	var counts []func(*Packet) matched // of the element
 	for _, e := range nested {
 		x := attributesOf(e)
-		text, holds := limited(nlmsg.Text(x[unix.NFTA_EXPR_NAME]), attributesOf(x[unix.NFTA_EXPR_DATA]))
+		text, holds := limited(netlink.Text(x[unix.NFTA_EXPR_NAME]), attributesOf(x[unix.NFTA_EXPR_DATA]))
 		if holds != nil {
 			key, counts = key+" "+text, append(counts, holds)
 		}
@@ -1330,7 +1330,7 @@ func (d *nftDecoder) counts(holds func(*Packet) matched) instruction {
 
 // object is about an object that has a name.
 func (d *nftDecoder) object(a attributes) instruction {
-	kind, name := a.number(unix.NFTA_OBJREF_IMM_TYPE), nlmsg.Text(a[unix.NFTA_OBJREF_IMM_NAME])
+	kind, name := a.number(unix.NFTA_OBJREF_IMM_TYPE), netlink.Text(a[unix.NFTA_OBJREF_IMM_NAME])
 	expression := map[uint64]string{unix.NFT_OBJECT_QUOTA: "quota", unix.NFT_OBJECT_LIMIT: "limit", unix.NFT_OBJECT_CONNLIMIT: "connlimit"}[kind]
 	words := map[uint64]string{
 		unix.NFT_OBJECT_COUNTER: "counter name", unix.NFT_OBJECT_QUOTA: "quota name", unix.NFT_OBJECT_LIMIT: "limit name", unix.NFT_OBJECT_CT_HELPER: "ct helper set",
@@ -1341,7 +1341,7 @@ func (d *nftDecoder) object(a attributes) instruction {
 	case expression != "":
 		var holds func(*Packet) matched
 		err := d.set.nft.dump(unix.NFT_MSG_GETOBJ, unix.NFTA_OBJ_TABLE, func(o attributes) {
-			if nlmsg.Text(o[unix.NFTA_OBJ_NAME]) == name && o.number(unix.NFTA_OBJ_TYPE) == kind {
+			if netlink.Text(o[unix.NFTA_OBJ_NAME]) == name && o.number(unix.NFTA_OBJ_TYPE) == kind {
 				_, holds = limited(expression, attributesOf(o[unix.NFTA_OBJ_DATA]))
 			}
 		})
@@ -1433,7 +1433,7 @@ func (d *nftDecoder) nat(name string, a attributes) instruction {
 			portAttribute, lastPort = 0, 0
 		}
 	}
-	size := [2]int{service.IPv4: 4, service.IPv6: 16}[d.set.family]
+	size := d.set.family.Bits() / 8
 	const flagNetmap = 1 << 6 // NF_NAT_RANGE_NETMAP
 	maps := name == "nat" && a.number(unix.NFTA_NAT_FLAGS)&flagNetmap != 0
 	to := ""
@@ -1526,7 +1526,7 @@ func addressesBetween(first, last []byte) []netip.Addr {
 // match (nft_tproxy_eval_v4 in net/netfilter/nft_tproxy.c).
 func (d *nftDecoder) tproxy(a attributes) instruction {
 	const address, port = 2, 3 // enum nft_tproxy_attributes
-	size := [2]int{service.IPv4: 4, service.IPv6: 16}[d.set.family]
+	size := d.set.family.Bits() / 8
 	f, p := d.held(offset(a.number(address))), d.held(offset(a.number(port)))
 	f.kind, p.kind = asAddress, asNumber
 	text := ""

@@ -23,7 +23,6 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
-	"os"
 	"slices"
 	"strings"
 
@@ -171,7 +170,7 @@ func Read(ctx context.Context, c Config, f service.Family) (*Tables, error) {
 	if otherErr != nil && !errors.Is(otherErr, kernel.ErrNoProgram) {
 		t.Notes = append(t.Notes, fmt.Sprintf("the rules of %s can't be read: %v", other.Program[f], otherErr))
 	}
-	if LegacyTables(f) && !slices.ContainsFunc(t.Bases, func(b *Base) bool { return b.Source == sourceXTLegacy }) && errors.Is(errors.Join(err, otherErr), kernel.ErrNoProgram) {
+	if len(kernel.LegacyTables(f)) > 0 && !slices.ContainsFunc(t.Bases, func(b *Base) bool { return b.Source == sourceXTLegacy }) && errors.Is(errors.Join(err, otherErr), kernel.ErrNoProgram) {
 		t.Notes = append(t.Notes, fmt.Sprintf("rules of the legacy variant can't be read: there is no %s", kernel.VariantLegacy().Program[f]))
 	}
 	if err := t.readNFT(printed); err != nil {
@@ -179,12 +178,6 @@ func Read(ctx context.Context, c Config, f service.Family) (*Tables, error) {
 	}
 	t.sort()
 	return t, nil
-}
-
-// LegacyTables reports whether the kernel has tables of the legacy variant.
-func LegacyTables(f service.Family) bool {
-	names, err := os.ReadFile("/proc/thread-self/net/" + [2]string{service.IPv4: "ip_tables_names", service.IPv6: "ip6_tables_names"}[f])
-	return err == nil && len(names) > 0
 }
 
 // variantName finds out which variant the host's own is; nft if it can't.

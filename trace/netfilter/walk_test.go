@@ -7,7 +7,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"kproxy.dev/kproxy/kernel/nlmsg"
+	"kproxy.dev/kproxy/kernel/netlink"
 	"kproxy.dev/kproxy/service"
 )
 
@@ -62,10 +62,10 @@ COMMIT
 
 // TestDevicesByPrefix: a chain on devices whose names begin alike (nft prints device "veth*") meets the packets of each of them.
 func TestDevicesByPrefix(t *testing.T) {
-	b := decodeChain("netdev", nlmsg.AppendNested(nil, unix.NFTA_CHAIN_HOOK, func(b []byte) []byte {
-		b = nlmsg.AppendUint32(nlmsg.AppendUint32(b, unix.NFTA_HOOK_HOOKNUM, 0), unix.NFTA_HOOK_PRIORITY, 0)
-		return nlmsg.AppendNested(b, hookDevices, func(b []byte) []byte {
-			return nlmsg.Append(nlmsg.AppendText(b, 1, "eth1"), devicePrefix, []byte("veth")...)
+	b := decodeChain("netdev", netlink.AppendNested(nil, unix.NFTA_CHAIN_HOOK, func(b []byte) []byte {
+		b = netlink.AppendUint32(netlink.AppendUint32(b, unix.NFTA_HOOK_HOOKNUM, 0), unix.NFTA_HOOK_PRIORITY, 0)
+		return netlink.AppendNested(b, hookDevices, func(b []byte) []byte {
+			return netlink.Append(netlink.AppendText(b, 1, "eth1"), devicePrefix, []byte("veth")...)
 		})
 	}))
 	tables := &Tables{Bases: []*Base{b}}
@@ -93,14 +93,14 @@ func (vague) Listens(service.Protocol, netip.AddrPort) (s Socket, err error) {
 // FuzzNFTRule: whatever expressions a rule of nftables seems to have are read, and a walk ends.
 func FuzzNFTRule(f *testing.F) {
 	expression := func(name string, attributes ...byte) []byte {
-		return nlmsg.AppendNested(nil, 1, func(b []byte) []byte {
-			b = nlmsg.AppendText(b, unix.NFTA_EXPR_NAME, name)
-			return nlmsg.AppendNested(b, unix.NFTA_EXPR_DATA, func(b []byte) []byte { return append(b, attributes...) })
+		return netlink.AppendNested(nil, 1, func(b []byte) []byte {
+			b = netlink.AppendText(b, unix.NFTA_EXPR_NAME, name)
+			return netlink.AppendNested(b, unix.NFTA_EXPR_DATA, func(b []byte) []byte { return append(b, attributes...) })
 		})
 	}
 	for _, name := range []string{"payload", "meta", "ct", "fib", "socket", "numgen", "immediate", "cmp", "range", "bitwise", "byteorder", "lookup", "dynset", "nat", "masq", "redir", "tproxy", "hash", "reject", "objref", "limit", "match", "target", "exthdr", "queue"} {
 		f.Add(expression(name))
-		f.Add(append(expression(name, nlmsg.AppendUint32(nlmsg.AppendUint32(nil, 1, 8), 2, 4)...), expression("cmp", nlmsg.AppendUint32(nil, 1, 8)...)...))
+		f.Add(append(expression(name, netlink.AppendUint32(netlink.AppendUint32(nil, 1, 8), 2, 4)...), expression("cmp", netlink.AppendUint32(nil, 1, 8)...)...))
 	}
 	f.Fuzz(func(t *testing.T, expressions []byte) {
 		set := &ruleset{source: sourceNFT, family: service.IPv4, chains: map[string]*chain{}, nft: &nftTable{name: "x", sets: map[string]*nftSet{}}}

@@ -15,7 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"kproxy.dev/kproxy/kernel"
-	"kproxy.dev/kproxy/kernel/nlmsg"
+	"kproxy.dev/kproxy/kernel/netlink"
 	"kproxy.dev/kproxy/service"
 )
 
@@ -38,7 +38,7 @@ const watchTable = "kproxy-watch-"
 // meet. What it needs in the kernel is one table that the kernel deletes with the Watcher's
 // socket, however the process ends. It is for one goroutine at a time.
 type Watcher struct {
-	owner, traces *nlmsg.Socket
+	owner, traces *netlink.Socket
 	family        service.Family
 	table         string
 	states        map[uint64]State // by handle, what the table's own rules have seen of it
@@ -70,10 +70,10 @@ type Sight struct {
 func Watch(proto service.Protocol, to netip.AddrPort, from netip.Addr) (*Watcher, error) {
 	w := &Watcher{family: service.FamilyOf(to.Addr()), table: watchTable + strconv.Itoa(os.Getpid()), buffer: make([]byte, 64<<10)}
 	var err error
-	if w.owner, err = nlmsg.Open(unix.NETLINK_NETFILTER, 64<<10); err != nil {
+	if w.owner, err = netlink.Open(unix.NETLINK_NETFILTER, 64<<10); err != nil {
 		return nil, err
 	}
-	if w.traces, err = nlmsg.Open(unix.NETLINK_NETFILTER, 0); err != nil {
+	if w.traces, err = netlink.Open(unix.NETLINK_NETFILTER, 0); err != nil {
 		return nil, errors.Join(err, w.owner.Close())
 	}
 	// Before packets are marked: the kernel tells only those who listen (nft_trace_notify in
@@ -88,7 +88,7 @@ func Watch(proto service.Protocol, to netip.AddrPort, from netip.Addr) (*Watcher
 	}
 	if err != nil {
 		w.Close()
-		var refused *nlmsg.RequestError
+		var refused *netlink.RequestError
 		switch {
 		case errors.Is(err, unix.EPERM):
 			return nil, errors.Join(kernel.ErrPermission, err)
@@ -131,65 +131,65 @@ func (w *Watcher) requests(proto service.Protocol, to netip.AddrPort, from netip
 	}
 	out = append(out,
 		w.request(unix.NFT_MSG_NEWTABLE, unix.NLM_F_CREATE|unix.NLM_F_EXCL, func(b []byte) []byte {
-			return nlmsg.AppendUint32(nlmsg.AppendText(b, unix.NFTA_TABLE_NAME, w.table), unix.NFTA_TABLE_FLAGS, tableIsOwned)
+			return netlink.AppendUint32(netlink.AppendText(b, unix.NFTA_TABLE_NAME, w.table), unix.NFTA_TABLE_FLAGS, tableIsOwned)
 		}),
 		w.request(unix.NFT_MSG_NEWSET, unix.NLM_F_CREATE, func(b []byte) []byte {
-			b = nlmsg.AppendText(nlmsg.AppendText(b, unix.NFTA_SET_TABLE, w.table), unix.NFTA_SET_NAME, watchSet)
-			b = nlmsg.AppendUint32(nlmsg.AppendUint32(b, unix.NFTA_SET_FLAGS, unix.NFT_SET_EVAL), unix.NFTA_SET_KEY_TYPE, keyType)
-			b = nlmsg.AppendUint32(nlmsg.AppendUint32(b, unix.NFTA_SET_KEY_LEN, addressSize+4), unix.NFTA_SET_ID, 1)
-			return nlmsg.AppendNested(b, unix.NFTA_SET_DESC, func(b []byte) []byte {
+			b = netlink.AppendText(netlink.AppendText(b, unix.NFTA_SET_TABLE, w.table), unix.NFTA_SET_NAME, watchSet)
+			b = netlink.AppendUint32(netlink.AppendUint32(b, unix.NFTA_SET_FLAGS, unix.NFT_SET_EVAL), unix.NFTA_SET_KEY_TYPE, keyType)
+			b = netlink.AppendUint32(netlink.AppendUint32(b, unix.NFTA_SET_KEY_LEN, addressSize+4), unix.NFTA_SET_ID, 1)
+			return netlink.AppendNested(b, unix.NFTA_SET_DESC, func(b []byte) []byte {
 				const size = 1 // NFTA_SET_DESC_SIZE
-				return nlmsg.AppendUint32(b, size, markedAtMost)
+				return netlink.AppendUint32(b, size, markedAtMost)
 			})
 		}))
 	for _, c := range watchChains {
 		out = append(out, w.request(unix.NFT_MSG_NEWCHAIN, unix.NLM_F_CREATE, func(b []byte) []byte {
-			b = nlmsg.AppendText(nlmsg.AppendText(b, unix.NFTA_CHAIN_TABLE, w.table), unix.NFTA_CHAIN_NAME, c.name)
-			b = nlmsg.AppendNested(b, unix.NFTA_CHAIN_HOOK, func(b []byte) []byte {
-				return nlmsg.AppendUint32(nlmsg.AppendUint32(b, unix.NFTA_HOOK_HOOKNUM, uint32(slices.Index(nfHooks, c.hook))), unix.NFTA_HOOK_PRIORITY, uint32(int32(c.priority)))
+			b = netlink.AppendText(netlink.AppendText(b, unix.NFTA_CHAIN_TABLE, w.table), unix.NFTA_CHAIN_NAME, c.name)
+			b = netlink.AppendNested(b, unix.NFTA_CHAIN_HOOK, func(b []byte) []byte {
+				return netlink.AppendUint32(netlink.AppendUint32(b, unix.NFTA_HOOK_HOOKNUM, uint32(slices.Index(nfHooks, c.hook))), unix.NFTA_HOOK_PRIORITY, uint32(int32(c.priority)))
 			})
-			return nlmsg.AppendText(b, unix.NFTA_CHAIN_TYPE, "filter")
+			return netlink.AppendText(b, unix.NFTA_CHAIN_TYPE, "filter")
 		}))
 	}
-	add := func(chain string, more func(*nlmsg.Expressions)) {
-		var e nlmsg.Expressions
+	add := func(chain string, more func(*netlink.Expressions)) {
+		var e netlink.Expressions
 		is := func(v ...byte) { e.Compare(unix.NFT_CMP_EQ, v...) }
-		e.Payload(nlmsg.Register, unix.NFT_PAYLOAD_NETWORK_HEADER, destinationAt, addressSize)
+		e.Payload(netlink.Register, unix.NFT_PAYLOAD_NETWORK_HEADER, destinationAt, addressSize)
 		is(to.Addr().AsSlice()...)
 		if from.IsValid() {
-			e.Payload(nlmsg.Register, unix.NFT_PAYLOAD_NETWORK_HEADER, sourceAt, addressSize)
+			e.Payload(netlink.Register, unix.NFT_PAYLOAD_NETWORK_HEADER, sourceAt, addressSize)
 			is(from.AsSlice()...)
 		}
-		e.Numbers("meta", unix.NFTA_META_DREG, nlmsg.Register, unix.NFTA_META_KEY, unix.NFT_META_L4PROTO)
+		e.Numbers("meta", unix.NFTA_META_DREG, netlink.Register, unix.NFTA_META_KEY, unix.NFT_META_L4PROTO)
 		is(byte(proto))
-		e.Payload(nlmsg.Register, unix.NFT_PAYLOAD_TRANSPORT_HEADER, 2, 2)
+		e.Payload(netlink.Register, unix.NFT_PAYLOAD_TRANSPORT_HEADER, 2, 2)
 		is(byte(to.Port()>>8), byte(to.Port()))
 		more(&e)
 		out = append(out, w.request(unix.NFT_MSG_NEWRULE, unix.NLM_F_CREATE|unix.NLM_F_APPEND, func(b []byte) []byte {
-			b = nlmsg.AppendText(nlmsg.AppendText(b, unix.NFTA_RULE_TABLE, w.table), unix.NFTA_RULE_CHAIN, chain)
-			return nlmsg.AppendNested(b, unix.NFTA_RULE_EXPRESSIONS, func(b []byte) []byte { return append(b, e...) })
+			b = netlink.AppendText(netlink.AppendText(b, unix.NFTA_RULE_TABLE, w.table), unix.NFTA_RULE_CHAIN, chain)
+			return netlink.AppendNested(b, unix.NFTA_RULE_EXPRESSIONS, func(b []byte) []byte { return append(b, e...) })
 		}))
 	}
 	for _, c := range watchChains {
 		switch {
 		case isMarking(c.name): // clients that haven't been seen, and have them seen
-			add(c.name, func(e *nlmsg.Expressions) {
-				e.Payload(nlmsg.Register, unix.NFT_PAYLOAD_NETWORK_HEADER, sourceAt, addressSize)
-				e.Payload(nlmsg.Register+addressSize/4, unix.NFT_PAYLOAD_TRANSPORT_HEADER, 0, 2)
-				e.Lookup(watchSet, nlmsg.Register, unix.NFTA_LOOKUP_FLAGS, unix.NFT_LOOKUP_F_INV)
+			add(c.name, func(e *netlink.Expressions) {
+				e.Payload(netlink.Register, unix.NFT_PAYLOAD_NETWORK_HEADER, sourceAt, addressSize)
+				e.Payload(netlink.Register+addressSize/4, unix.NFT_PAYLOAD_TRANSPORT_HEADER, 0, 2)
+				e.Lookup(watchSet, netlink.Register, unix.NFTA_LOOKUP_FLAGS, unix.NFT_LOOKUP_F_INV)
 				e.Limit(markedPerSecond, markedPerSecond)
 				e.Add("dynset", func(b []byte) []byte {
-					b = nlmsg.AppendUint32(nlmsg.AppendText(b, unix.NFTA_DYNSET_SET_NAME, watchSet), unix.NFTA_DYNSET_OP, unix.NFT_DYNSET_OP_ADD)
-					return nlmsg.AppendUint32(b, unix.NFTA_DYNSET_SREG_KEY, nlmsg.Register)
+					b = netlink.AppendUint32(netlink.AppendText(b, unix.NFTA_DYNSET_SET_NAME, watchSet), unix.NFTA_DYNSET_OP, unix.NFT_DYNSET_OP_ADD)
+					return netlink.AppendUint32(b, unix.NFTA_DYNSET_SREG_KEY, netlink.Register)
 				})
-				e.Immediate(nlmsg.Register, 1)
-				e.Numbers("meta", unix.NFTA_META_KEY, unix.NFT_META_NFTRACE, unix.NFTA_META_SREG, nlmsg.Register)
+				e.Immediate(netlink.Register, 1)
+				e.Numbers("meta", unix.NFTA_META_KEY, unix.NFT_META_NFTRACE, unix.NFTA_META_SREG, netlink.Register)
 			})
 		case c.hook == Prerouting || c.hook == Output:
 			for _, s := range watchStates {
-				add(c.name, func(e *nlmsg.Expressions) {
-					e.Numbers("ct", unix.NFTA_CT_DREG, nlmsg.Register, unix.NFTA_CT_KEY, unix.NFT_CT_STATE)
-					e.Mask(nlmsg.Register, native(stateBits[strings.ToLower(string(s))]), native(0))
+				add(c.name, func(e *netlink.Expressions) {
+					e.Numbers("ct", unix.NFTA_CT_DREG, netlink.Register, unix.NFTA_CT_KEY, unix.NFT_CT_STATE)
+					e.Mask(netlink.Register, native(stateBits[strings.ToLower(string(s))]), native(0))
 					e.Compare(unix.NFT_CMP_NEQ, native(0)...)
 				})
 			}
@@ -199,17 +199,17 @@ func (w *Watcher) requests(proto service.Protocol, to netip.AddrPort, from netip
 }
 
 func (w *Watcher) request(kind, flags uint16, attributes func([]byte) []byte) []byte {
-	return attributes(nlmsg.AppendNetfilter(nlmsg.AppendRequest(nil, unix.NFNL_SUBSYS_NFTABLES<<8|kind, flags), w.family.Number()))
+	return attributes(netlink.AppendNetfilter(netlink.AppendRequest(nil, unix.NFNL_SUBSYS_NFTABLES<<8|kind, flags), w.family.Number()))
 }
 
 // readStates finds out the handles of the rules that tell the state.
 func (w *Watcher) readStates() error {
 	w.states = map[uint64]State{}
 	at := map[string]int{}
-	return nlmsg.DumpNFTables(unix.NFT_MSG_GETRULE, w.family.Number(), func(b []byte) []byte { return nlmsg.AppendText(b, unix.NFTA_RULE_TABLE, w.table) }, func(_ uint8, b []byte) {
+	return netlink.DumpNFTables(unix.NFT_MSG_GETRULE, w.family.Number(), func(b []byte) []byte { return netlink.AppendText(b, unix.NFTA_RULE_TABLE, w.table) }, func(_ uint8, b []byte) {
 		a := attributesOf(b)
-		chain := nlmsg.Text(a[unix.NFTA_RULE_CHAIN])
-		if nlmsg.Text(a[unix.NFTA_RULE_TABLE]) != w.table || isMarking(chain) {
+		chain := netlink.Text(a[unix.NFTA_RULE_CHAIN])
+		if netlink.Text(a[unix.NFTA_RULE_TABLE]) != w.table || isMarking(chain) {
 			return
 		}
 		w.states[a.number(unix.NFTA_RULE_HANDLE)] = watchStates[at[chain]%len(watchStates)]
@@ -238,9 +238,9 @@ func (w *Watcher) Next(deadline time.Time) (Sight, bool, error) {
 		default:
 			return Sight{}, false, os.NewSyscallError("receive", err)
 		}
-		for m := range nlmsg.Messages(w.buffer[:size]) {
-			if m.Type == unix.NFNL_SUBSYS_NFTABLES<<8|unix.NFT_MSG_TRACE && len(m.Body) >= nlmsg.SizeofNetfilter {
-				w.pending = append(w.pending, w.sight(m.Body[0], attributesOf(m.Body[nlmsg.SizeofNetfilter:])))
+		for m := range netlink.Messages(w.buffer[:size]) {
+			if m.Type == unix.NFNL_SUBSYS_NFTABLES<<8|unix.NFT_MSG_TRACE && len(m.Body) >= netlink.SizeofNetfilter {
+				w.pending = append(w.pending, w.sight(m.Body[0], attributesOf(m.Body[netlink.SizeofNetfilter:])))
 			}
 		}
 	}
@@ -251,9 +251,9 @@ func (w *Watcher) Next(deadline time.Time) (Sight, bool, error) {
 
 // sight reads one message (nft_trace_notify in net/netfilter/nf_tables_trace.c).
 func (w *Watcher) sight(family uint8, a attributes) Sight {
-	name := nlmsg.Text(a[unix.NFTA_TRACE_TABLE])
+	name := netlink.Text(a[unix.NFTA_TRACE_TABLE])
 	s := Sight{
-		Packet: uint32(a.number(unix.NFTA_TRACE_ID)), Table: nftFamilies[family] + " " + name, Chain: nlmsg.Text(a[unix.NFTA_TRACE_CHAIN]),
+		Packet: uint32(a.number(unix.NFTA_TRACE_ID)), Table: nftFamilies[family] + " " + name, Chain: netlink.Text(a[unix.NFTA_TRACE_CHAIN]),
 		Handle: a.number(unix.NFTA_TRACE_RULE_HANDLE), In: linkName(a.number(unix.NFTA_TRACE_IIF)), Out: linkName(a.number(unix.NFTA_TRACE_OIF)),
 	}
 	s.Src, s.Dst = ends(a[unix.NFTA_TRACE_NETWORK_HEADER], a[unix.NFTA_TRACE_TRANSPORT_HEADER])

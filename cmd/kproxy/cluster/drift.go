@@ -37,14 +37,9 @@ func Missed(api *service.Snapshot, st *plan.Status) []string {
 	}
 	for i := range st.Services {
 		s := &st.Services[i]
-		protocol, err := service.ParseProtocol(s.Protocol)
-		if err != nil {
-			continue
-		}
-		k := service.Key{Namespace: s.Namespace, Name: s.Name, Port: s.Port, Protocol: protocol}
-		add(have, k, netip.AddrPort{})
+		add(have, s.Key(), netip.AddrPort{})
 		for j := range s.Endpoints {
-			add(have, k, s.Endpoints[j].Address)
+			add(have, s.Key(), s.Endpoints[j].Address)
 		}
 	}
 	var out []string

@@ -11,12 +11,14 @@ import (
 	"kproxy.dev/kproxy/web"
 )
 
-// flow says who talks to what on a node, all their connections together. A client is named by the node whose address it has, or
-// by a service that its address is an endpoint of, if there is one; else by its address.
-type flow struct {
-	from, to    string
-	connections uint32
-	bytes       uint64
+// FlowRow says who talks to what, all their connections together: on a node, or on all. A client is named by the node whose address
+// it has, or by a service that its address is an endpoint of, if there is one; else by its address.
+type FlowRow struct {
+	From        string `json:"from"` // "node NAME", NAMESPACE/NAME of a service it is an endpoint of, or an address
+	To          string `json:"to"`   // NAMESPACE/NAME[:PORT]
+	Connections int    `json:"connections"`
+	Bytes       uint64 `json:"bytes"`
+	Nodes       int    `json:"nodes"` // where the connections begin
 }
 
 const (
@@ -28,14 +30,14 @@ const (
 
 // flows lists the busiest flows of a node.
 type flows struct {
-	busiest  []flow
+	busiest  []FlowRow
 	unlisted int    // connections that aren't among them
 	failure  string // why there are none
 }
 
 // readFlows counts a node's live connections.
 func (b *Board) readFlows(ctx context.Context, client *web.Client, p *patience) (out flows, err error) {
-	pairs := map[[2]string]*flow{}
+	pairs := map[[2]string]*FlowRow{}
 	err = client.EachConnection(ctx, func(c *plan.ConnectionStatus) {
 		p.hears()
 		k := [2]string{b.nameOf(c), c.Service}
@@ -45,24 +47,24 @@ func (b *Board) readFlows(ctx context.Context, client *web.Client, p *patience) 
 				out.unlisted++
 				return
 			}
-			f = &flow{from: k[0], to: k[1]}
+			f = &FlowRow{From: k[0], To: k[1]}
 			pairs[k] = f
 		}
-		f.connections++
-		f.bytes += c.BytesIn + c.BytesOut
+		f.Connections++
+		f.Bytes += c.BytesIn + c.BytesOut
 	})
 	for i, f := range slices.SortedFunc(maps.Values(pairs), busier) {
 		if i < flowsOfNode {
 			out.busiest = append(out.busiest, *f)
 		} else {
-			out.unlisted += int(f.connections)
+			out.unlisted += f.Connections
 		}
 	}
 	return out, err
 }
 
-func busier(a, b *flow) int {
-	return cmp.Or(cmp.Compare(b.connections, a.connections), cmp.Compare(b.bytes, a.bytes), cmp.Compare(a.from, b.from), cmp.Compare(a.to, b.to))
+func busier(a, b *FlowRow) int {
+	return cmp.Or(cmp.Compare(b.Connections, a.Connections), cmp.Compare(b.Bytes, a.Bytes), cmp.Compare(a.From, b.From), cmp.Compare(a.To, b.To))
 }
 
 // nameOf is a connection's client.
@@ -71,15 +73,6 @@ func (b *Board) nameOf(c *plan.ConnectionStatus) string {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	return cmp.Or(b.owners[a], a.String())
-}
-
-// FlowRow says who talks to what, on all nodes together.
-type FlowRow struct {
-	From        string `json:"from"` // "node NAME", NAMESPACE/NAME of a service it is an endpoint of, or an address
-	To          string `json:"to"`   // NAMESPACE/NAME[:PORT]
-	Connections int    `json:"connections"`
-	Bytes       uint64 `json:"bytes"`
-	Nodes       int    `json:"nodes"` // where the connections begin
 }
 
 // FlowList is the JSON of /api/v1/flows.
@@ -106,22 +99,20 @@ func (b *Board) flowList(r *http.Request) (any, error) {
 		list.Unlisted += m.flows.unlisted
 		for i := range m.flows.busiest {
 			f := &m.flows.busiest[i]
-			if of != "" && f.to != of {
+			if of != "" && f.To != of {
 				continue
 			}
-			k := [2]string{f.from, f.to}
+			k := [2]string{f.From, f.To}
 			if sums[k] == nil {
-				sums[k] = &FlowRow{From: f.from, To: f.to}
+				sums[k] = &FlowRow{From: f.From, To: f.To}
 			}
-			sums[k].Connections += int(f.connections)
-			sums[k].Bytes += f.bytes
+			sums[k].Connections += f.Connections
+			sums[k].Bytes += f.Bytes
 			sums[k].Nodes++
 		}
 	}
 	list.Pairs = len(sums)
-	for i, f := range slices.SortedFunc(maps.Values(sums), func(a, b *FlowRow) int {
-		return cmp.Or(cmp.Compare(b.Connections, a.Connections), cmp.Compare(b.Bytes, a.Bytes), cmp.Compare(a.From, b.From), cmp.Compare(a.To, b.To))
-	}) {
+	for i, f := range slices.SortedFunc(maps.Values(sums), busier) {
 		if i < limit {
 			list.Flows = append(list.Flows, *f)
 		}

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"kproxy.dev/kproxy/plan"
+	"kproxy.dev/kproxy/service"
 )
 
 // Report is the status of all nodes: nodes by name, service ports by namespace, name, port and protocol.
@@ -66,8 +67,7 @@ type Difference struct {
 // Merge makes a report of what nodes answered.
 func Merge(answers []Answer[plan.Status]) *Report {
 	r := &Report{Nodes: []NodeReport{}, Services: []ServiceReport{}}
-	type key struct{ namespace, name, port, protocol string }
-	rows := map[key]map[string]*plan.ServiceStatus{} // and node
+	rows := map[service.Key]map[string]*plan.ServiceStatus{} // and node
 	var answered []string
 	for i := range answers {
 		a := &answers[i]
@@ -84,7 +84,7 @@ func Merge(answers []Answer[plan.Status]) *Report {
 		for j := range st.Services {
 			s := &st.Services[j]
 			n.Active += s.Connections.Active
-			k := key{s.Namespace, s.Name, s.Port, s.Protocol}
+			k := s.Key()
 			if rows[k] == nil {
 				rows[k] = map[string]*plan.ServiceStatus{}
 			}
@@ -93,14 +93,11 @@ func Merge(answers []Answer[plan.Status]) *Report {
 		r.Nodes = append(r.Nodes, n)
 	}
 	r.silences(answers, len(answered))
-	for k, of := range rows {
-		s := ServiceReport{Namespace: k.namespace, Name: k.name, Port: k.port, Protocol: k.protocol, Nodes: len(of)}
-		s.merge(of, answered)
+	for _, k := range slices.SortedFunc(maps.Keys(rows), service.Key.Compare) {
+		s := ServiceReport{Namespace: k.Namespace, Name: k.Name, Port: k.Port, Nodes: len(rows[k])}
+		s.merge(rows[k], answered)
 		r.Services = append(r.Services, s)
 	}
-	slices.SortFunc(r.Services, func(a, b ServiceReport) int {
-		return cmp.Or(cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Name, b.Name), cmp.Compare(a.Port, b.Port), cmp.Compare(a.Protocol, b.Protocol))
-	})
 	return r
 }
 
@@ -131,6 +128,7 @@ func (s *ServiceReport) merge(rows map[string]*plan.ServiceStatus, nodes []strin
 	planes, addresses, ports := map[string]int{}, map[string]int{}, map[uint16]int{}
 	endpoints, down := map[netip.AddrPort]int{}, map[netip.AddrPort]int{}
 	for _, row := range rows {
+		s.Protocol = row.Protocol
 		s.DataPlanes[row.DataPlane]++
 		planes[string(row.DataPlane)]++
 		addresses[fmt.Sprint(row.Addresses)]++

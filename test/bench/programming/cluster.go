@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"golang.org/x/sync/errgroup"
+	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -125,7 +126,7 @@ func copyTree(ctx context.Context, from, to string) error {
 }
 
 // populate writes every object.
-func (c *cluster) populate(ctx context.Context, nodeAddresses []netip.Addr) error {
+func (c *cluster) populate(ctx context.Context, nodeAddresses []netip.Addr, backend netip.Addr) error {
 	if err := c.awaitNamespace(ctx); err != nil {
 		return err
 	}
@@ -142,30 +143,33 @@ func (c *cluster) populate(ctx context.Context, nodeAddresses []netip.Addr) erro
 	g.SetLimit(writers)
 	for i := range c.services {
 		g.Go(func() error {
-			if _, err := c.core.Services(namespace).Create(ctx, c.service(i), metav1.CreateOptions{}); err != nil {
-				return fmt.Errorf("create service %s: %w", serviceName(i), err)
-			}
-			if _, err := c.discovery.EndpointSlices(namespace).Create(ctx, c.slice(i, 0), metav1.CreateOptions{}); err != nil {
-				return fmt.Errorf("create slice %s: %w", serviceName(i), err)
-			}
-			return nil
+			return c.create(ctx, c.service(i), c.slice(i, 0))
 		})
 	}
+	g.Go(func() error {
+		s, slice := loaded(backend)
+		return c.create(ctx, s, slice)
+	})
 	return g.Wait()
+}
+
+// create writes a service and its endpoints.
+func (c *cluster) create(ctx context.Context, s *corev1.Service, slice *discoveryv1.EndpointSlice) error {
+	_, err := c.core.Services(namespace).Create(ctx, s, metav1.CreateOptions{})
+	if err == nil {
+		_, err = c.discovery.EndpointSlices(namespace).Create(ctx, slice, metav1.CreateOptions{})
+	}
+	if err != nil {
+		return fmt.Errorf("create %s: %w", s.Name, err)
+	}
+	return nil
 }
 
 // add writes a service that isn't world's, of so many endpoints; remove takes it away.
 func (c *cluster) add(ctx context.Context, i, endpoints int) error {
 	slice := c.slice(i, 0)
 	slice.Endpoints = slice.Endpoints[:endpoints]
-	_, err := c.core.Services(namespace).Create(ctx, c.service(i), metav1.CreateOptions{})
-	if err == nil {
-		_, err = c.discovery.EndpointSlices(namespace).Create(ctx, slice, metav1.CreateOptions{})
-	}
-	if err != nil {
-		return fmt.Errorf("add %s: %w", serviceName(i), err)
-	}
-	return nil
+	return c.create(ctx, c.service(i), slice)
 }
 
 func (c *cluster) remove(ctx context.Context, i int) error {

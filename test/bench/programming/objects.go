@@ -11,10 +11,11 @@ import (
 	"k8s.io/utils/ptr"
 
 	"kproxy.dev/kproxy/lab"
+	"kproxy.dev/kproxy/lab/load"
 )
 
 // objectsVersion is part of what kept data is called by. Change it with what follows.
-const objectsVersion = "1"
+const objectsVersion = "2"
 
 // namespace holds the services.
 const namespace = metav1.NamespaceDefault
@@ -101,6 +102,28 @@ func (w world) slice(i, side int) *discoveryv1.EndpointSlice {
 		})
 	}
 	return s
+}
+
+// loaded is the service that loads go through, at the backend's own address; its ports are those of load.Kinds.
+func loaded(backend netip.Addr) (*corev1.Service, *discoveryv1.EndpointSlice) {
+	m := metav1.ObjectMeta{Name: "loaded", Namespace: namespace}
+	s := &corev1.Service{ObjectMeta: m, Spec: corev1.ServiceSpec{
+		Type: corev1.ServiceTypeClusterIP, ClusterIP: load.ServiceAddress.String(), ClusterIPs: []string{load.ServiceAddress.String()},
+	}}
+	m.Labels = map[string]string{discoveryv1.LabelServiceName: m.Name, discoveryv1.LabelManagedBy: "bench.kproxy.dev"}
+	slice := &discoveryv1.EndpointSlice{ObjectMeta: m, AddressType: discoveryv1.AddressTypeIPv4, Endpoints: []discoveryv1.Endpoint{{
+		Addresses: []string{backend.String()}, NodeName: ptr.To("elsewhere"),
+		Conditions: discoveryv1.EndpointConditions{Ready: ptr.To(true), Serving: ptr.To(true), Terminating: ptr.To(false)},
+	}}}
+	for _, k := range load.Kinds {
+		protocol := corev1.ProtocolTCP
+		if k.UDP() {
+			protocol = corev1.ProtocolUDP
+		}
+		s.Spec.Ports = append(s.Spec.Ports, corev1.ServicePort{Name: string(k), Port: int32(k.Port()), Protocol: protocol})
+		slice.Ports = append(slice.Ports, discoveryv1.EndpointPort{Name: ptr.To(string(k)), Port: ptr.To(int32(k.Port())), Protocol: &protocol})
+	}
+	return s, slice
 }
 
 // node is the object of the node that the proxies run on.

@@ -37,7 +37,7 @@ type Options struct {
 	Endpoints       int   // of each service
 	Subjects, Cases []string
 	Rounds, Changes int
-	KProxy          string // program
+	KProxy, Loads   string // programs: the proxy, and client and server of loads (load.Main)
 	Logs            string // folder for the proxies' logs; none if empty
 	Deadline        time.Duration
 	Quick, Slow     bool
@@ -53,6 +53,7 @@ const (
 	caseStart      = "start"
 	caseMemory     = "memory"
 	caseConnect    = "connect"
+	caseForward    = "forward"
 	caseChange     = "change"
 	caseCPU        = "cpu"
 	caseBackToBack = "back-to-back"
@@ -61,7 +62,7 @@ const (
 )
 
 // Cases are all of them.
-var Cases = []string{caseStart, caseMemory, caseConnect, caseChange, caseCPU, caseBackToBack, caseMove, caseDead}
+var Cases = []string{caseStart, caseMemory, caseConnect, caseForward, caseChange, caseCPU, caseBackToBack, caseMove, caseDead}
 
 // Flags adds those that are about programming only.
 func (o *Options) Flags(set *flag.FlagSet) {
@@ -134,10 +135,12 @@ type figure struct {
 
 // The works that have several figures.
 const (
-	starts  = "cold start of the proxy, API full of services"
-	changes = "one service's only endpoint moves"
-	memory  = "memory of the process, nothing has changed yet"
-	dead    = "one of a service's endpoints falls silent, the API lists it"
+	starts   = "cold start of the proxy, API full of services"
+	changes  = "one service's only endpoint moves"
+	memory   = "memory of the process, nothing has changed yet"
+	forwards = "traffic that is no service's"
+	carries  = "traffic of a service that the kernel carries"
+	dead     = "one of a service's endpoints falls silent, the API lists it"
 )
 
 var (
@@ -155,6 +158,12 @@ var (
 	figBackToBack     = figure{"change/back-to-back", caseBackToBack, "changes back to back", "each", "ms"}
 	figConnectOther   = figure{"connect/other", caseConnect, "connect to an address that is no service's", "p50", "µs"}
 	figConnectService = figure{"connect/service", caseConnect, "connect to a service, any of all", "p50", "µs"}
+	figForwardTCP     = figure{"forward/other-tcp", caseForward, forwards, "an exchange of one of 64 connections, in all", "µs"}
+	figForwardUDP     = figure{"forward/other-udp", caseForward, forwards, "an exchange of one of 64 UDP sessions, in all", "µs"}
+	figForwardBulk    = figure{"forward/other-bulk", caseForward, forwards, "a gigabyte on one connection", "ms"}
+	figServiceTCP     = figure{"forward/service-tcp", caseForward, carries, "an exchange of one of 64 connections, in all", "µs"}
+	figServiceUDP     = figure{"forward/service-udp", caseForward, carries, "an exchange of one of 64 UDP sessions, in all", "µs"}
+	figServiceBulk    = figure{"forward/service-bulk", caseForward, carries, "a gigabyte on one connection", "ms"}
 	figRecallOwn      = figure{"move/recall-own", caseMove, "recall of one service", "kproxy's pass", "ms"}
 	figRecall         = figure{"move/recall", caseMove, "recall of one service", "from the request until connections go through userspace", "ms"}
 	figOffloadOwn     = figure{"move/offload-own", caseMove, "offload of one service", "kproxy's pass", "ms"}
@@ -172,7 +181,8 @@ var (
 // figures are all of them, in the order of the report.
 var figures = []figure{
 	figStartAnswer, figStartKernel, figStartCPU, figStartCalm, figChange, figChangeReported, figChangeKernel, figChangeCPU, figChangeChildren,
-	figIdleCPU, figScrapeCPU, figBackToBack, figConnectOther, figConnectService, figRecallOwn, figRecall, figOffloadOwn, figOffload, figRSS, figPss, figPeak, figRSSLater, figDeadLongest, figDeadLate, figDeadFailed, figDeadLast,
+	figIdleCPU, figScrapeCPU, figBackToBack, figConnectOther, figConnectService,
+	figForwardTCP, figForwardUDP, figForwardBulk, figServiceTCP, figServiceUDP, figServiceBulk, figRecallOwn, figRecall, figOffloadOwn, figOffload, figRSS, figPss, figPeak, figRSSLater, figDeadLongest, figDeadLate, figDeadFailed, figDeadLast,
 }
 
 // describe makes the cases of the report, without values.

@@ -15,10 +15,10 @@ import (
 	"strings"
 	"time"
 
-	"github.com/vishvananda/netlink"
+	vnetlink "github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
-	"kproxy.dev/kproxy/kernel/nlmsg"
+	"kproxy.dev/kproxy/kernel/netlink"
 	"kproxy.dev/kproxy/lab"
 	"kproxy.dev/kproxy/lab/load"
 	"kproxy.dev/kproxy/lab/report"
@@ -31,6 +31,7 @@ type rig struct {
 	dir                string
 	kubeProxy, version string // its program
 	net                *lab.Network
+	loads              load.Rig // in net
 	servers            [sides]*server
 	cluster            *cluster
 	round              int
@@ -58,6 +59,12 @@ func (r *rig) run(ctx context.Context) (err error) {
 			return err
 		}
 		defer r.servers[side].listener.Close()
+	}
+	if r.loads = (load.Rig{Net: r.net, Command: []string{r.Loads}}); r.wants(caseForward) {
+		defer r.loads.StopServers()
+		if err := r.loads.Serve(ctx, r.net.Backends[0]); err != nil {
+			return err
+		}
 	}
 	programs, err := built(ctx)
 	if err != nil {
@@ -120,7 +127,11 @@ func memoryFolder() (string, error) {
 // programs finds or builds what is measured.
 func (r *rig) programs(ctx context.Context) error {
 	if slices.ContainsFunc(r.Subjects, func(name string) bool { return subjectOf(name).kind == kubeProxy }) {
-		folder, err := built(ctx, "kube-proxy")
+		var args []string // optimised, which takes minutes to build, where it is measured
+		if !r.Quick {
+			args = []string{"kube-proxy"}
+		}
+		folder, err := built(ctx, args...)
 		if err != nil {
 			return err
 		}
@@ -164,7 +175,7 @@ func (r *rig) startCluster(ctx context.Context, programs string) error {
 	}
 	if err == nil && !found {
 		r.say("writing %d services to the API server, which is done once", r.world.services)
-		if err = c.populate(starting, r.net.Config.NodeAddresses()); err == nil {
+		if err = c.populate(starting, r.net.Config.NodeAddresses(), r.net.Backends[0].Addresses[0]); err == nil {
 			err = c.keepData(starting, kept)
 		}
 	}
@@ -316,7 +327,7 @@ func (r *rig) clean(p *proxy) error {
 	}
 	err := errors.Join(
 		command(ctx, r.net.Node, "sh", "-ec", script.String()),
-		r.net.Node.Do(func() error { return netlink.ConntrackTableFlush(netlink.ConntrackTable) }),
+		r.net.Node.Do(func() error { return vnetlink.ConntrackTableFlush(vnetlink.ConntrackTable) }),
 	)
 	if p.kind == kproxy {
 		err = errors.Join(err, command(ctx, r.net.Node, r.KProxy, "cleanup", "--state-dir", p.dir))
@@ -355,20 +366,20 @@ func (r *rig) ruleCount(ctx context.Context, s subject) (int, error) {
 func (r *rig) elementCount() (int, error) {
 	seen := map[string]bool{}
 	err := r.net.Node.Do(func() error {
-		s, err := nlmsg.Open(unix.NETLINK_NETFILTER, 64<<10)
+		s, err := netlink.Open(unix.NETLINK_NETFILTER, 64<<10)
 		if err != nil {
 			return err
 		}
 		defer s.Close()
 		return s.Dump(func(b []byte) []byte {
-			b = nlmsg.AppendRequest(b, unix.NFNL_SUBSYS_NFTABLES<<8|unix.NFT_MSG_GETSETELEM, unix.NLM_F_DUMP)
-			b = nlmsg.AppendText(nlmsg.AppendNetfilter(b, unix.NFPROTO_IPV4), unix.NFTA_SET_ELEM_LIST_TABLE, "kproxy")
-			return nlmsg.AppendText(b, unix.NFTA_SET_ELEM_LIST_SET, "backends")
+			b = netlink.AppendRequest(b, unix.NFNL_SUBSYS_NFTABLES<<8|unix.NFT_MSG_GETSETELEM, unix.NLM_F_DUMP)
+			b = netlink.AppendText(netlink.AppendNetfilter(b, unix.NFPROTO_IPV4), unix.NFTA_SET_ELEM_LIST_TABLE, "kproxy")
+			return netlink.AppendText(b, unix.NFTA_SET_ELEM_LIST_SET, "backends")
 		}, func(body []byte) {
-			for _, list := range nlmsg.Attributes(body[nlmsg.SizeofNetfilter:]) {
-				for _, element := range nlmsg.Attributes(list) {
-					for typ, data := range nlmsg.Attributes(element) {
-						_, value, _, _ := nlmsg.Next(data)
+			for _, list := range netlink.Attributes(body[netlink.SizeofNetfilter:]) {
+				for _, element := range netlink.Attributes(list) {
+					for typ, data := range netlink.Attributes(element) {
+						_, value, _, _ := netlink.Next(data)
 						if typ == unix.NFTA_SET_ELEM_DATA && len(value) > 5 && binary.BigEndian.Uint16(value[4:]) == serverPort { // others are the API server's
 							seen[string(value)] = true
 						}

@@ -12,6 +12,7 @@ import (
 	"strings"
 	"time"
 
+	"kproxy.dev/kproxy/lab/load"
 	"kproxy.dev/kproxy/service"
 	"kproxy.dev/kproxy/web"
 )
@@ -40,7 +41,7 @@ func (r *rig) turn(ctx context.Context, s subject) error {
 
 // withoutProxy measures connects only.
 func (r *rig) withoutProxy(ctx context.Context, s subject) error {
-	if !r.wants(caseConnect) {
+	if !r.wants(caseConnect) && !r.wants(caseForward) {
 		return nil
 	}
 	if s.mode == tracking {
@@ -50,9 +51,14 @@ func (r *rig) withoutProxy(ctx context.Context, s subject) error {
 		}
 	}
 	// Both kinds of a proxy's connections are compared with these.
-	r.try(ctx, s, caseConnect, func(context.Context) error {
-		return errors.Join(r.connectDirect(s, figConnectOther), r.connectDirect(s, figConnectService))
-	})
+	if r.wants(caseConnect) {
+		r.try(ctx, s, caseConnect, func(context.Context) error {
+			return errors.Join(r.connectDirect(s, figConnectOther), r.connectDirect(s, figConnectService))
+		})
+	}
+	if r.wants(caseForward) {
+		r.try(ctx, s, caseForward, func(ctx context.Context) error { return r.forward(ctx, s, r.net.Backends[0].Addresses[0]) })
+	}
 	return r.clean(&proxy{subject: s})
 }
 
@@ -64,6 +70,9 @@ func (r *rig) cases(ctx context.Context, p *proxy) {
 	}{
 		{caseMemory, r.steadyMemory},
 		{caseConnect, r.connects},
+		{caseForward, func(ctx context.Context, p *proxy) error {
+			return errors.Join(r.forward(ctx, p.subject, load.ServiceAddress), r.calm(ctx, p))
+		}},
 		{caseChange, r.changes},
 		{caseCPU, r.changeCPU},
 		{caseCPU, r.scrapeCPU},
@@ -221,6 +230,43 @@ func (r *rig) connects(ctx context.Context, p *proxy) error {
 	err := r.connectP50(p.subject, figConnectService, func(i int) netip.AddrPort { return address(i * 7919 % r.world.services) })
 	return errors.Join(err, r.calm(ctx, p))
 }
+
+// forward measures established traffic to a backend and to a service's address.
+func (r *rig) forward(ctx context.Context, s subject, service netip.Addr) error {
+	return errors.Join(
+		r.loadsTo(ctx, s, r.net.Backends[0].Addresses[0], figForwardTCP, figForwardUDP, figForwardBulk),
+		r.loadsTo(ctx, s, service, figServiceTCP, figServiceUDP, figServiceBulk))
+}
+
+func (r *rig) loadsTo(ctx context.Context, s subject, to netip.Addr, tcp, udp, bulk figure) error {
+	for _, l := range []struct {
+		of    figure
+		kind  load.Kind
+		conns int
+		cost  func(*load.Outcome) float64
+	}{
+		{tcp, load.Exchange, 64, perExchange}, {udp, load.Datagram, 64, perExchange},
+		{bulk, load.Bulk, 1, func(o *load.Outcome) float64 { return 1e3 * o.Seconds / float64(o.Bytes) * 1e9 }},
+	} {
+		var costs []float64
+		for range r.batches() {
+			out, err := r.loads.Load(ctx, load.Load{
+				Kind: l.kind, Conns: l.conns, Time: 500 * time.Millisecond, Targets: []netip.AddrPort{netip.AddrPortFrom(to, l.kind.Port())},
+			})
+			if err == nil && (out.Count == 0 || out.Failed > 0 && !out.Late()) {
+				err = fmt.Errorf("%d of %d failed: %s", out.Failed, out.Count+out.Failed, out.Error)
+			}
+			if err != nil {
+				return fmt.Errorf("load %s: %w", to, err)
+			}
+			costs = append(costs, l.cost(&out))
+		}
+		r.add(s, l.of, median(costs))
+	}
+	return nil
+}
+
+func perExchange(o *load.Outcome) float64 { return 1e6 * o.Seconds / float64(o.Count) }
 
 func (r *rig) connectDirect(s subject, of figure) error {
 	return r.connectP50(s, of, func(int) netip.AddrPort { return r.direct() })

@@ -43,7 +43,7 @@ func works() (out []work) {
 	}
 	requests := func(name, title string, kind load.Kind, conns int) {
 		add(name, title, load.Load{Kind: kind, Conns: conns, Time: usualTime},
-			rate("requests"), micros("p50", "median", (*load.Outcome).P50), micros("p99", "99th percentile", (*load.Outcome).P99), cpuPer(100_000, "100,000 requests"))
+			rate("requests"), load.Micros("p50", "median", (*load.Outcome).P50), load.Micros("p99", "99th percentile", (*load.Outcome).P99), cpuPer(100_000, "100,000 requests"))
 	}
 	datagrams := func(name, title string, kind load.Kind) {
 		add(name, title, load.Load{Kind: kind, Conns: 4, Time: usualTime}, rate("datagrams that arrived"),
@@ -52,12 +52,12 @@ func works() (out []work) {
 	bulk("tcp-bulk-1", "TCP bulk, 1 stream", 1)
 	bulk("tcp-bulk-16", "TCP bulk, 16 streams", 16)
 	add("tcp-short", "new TCP connections, 64 at a time", load.Load{Kind: load.Short, Conns: 64, Time: longTime},
-		rate("connections"), micros("p50", "connect to close, median", (*load.Outcome).P50), micros("p99", "connect to close, 99th percentile", (*load.Outcome).P99), cpuPer(10_000, "10,000 connections"))
+		rate("connections"), load.Micros("p50", "connect to close, median", (*load.Outcome).P50), load.Micros("p99", "connect to close, 99th percentile", (*load.Outcome).P99), cpuPer(10_000, "10,000 connections"))
 	requests("tcp-rr-1", "TCP request/response, 1 connection", load.Exchange, 1)
 	requests("tcp-rr-64", "TCP request/response, 64 connections", load.Exchange, 64)
 	requests("udp-rr-64", "UDP request/response, 64 sessions", load.Datagram, 64)
 	add("udp-sessions", "new UDP sessions with one request each, 64 at a time", load.Load{Kind: load.Session, Conns: 64, Time: usualTime, Count: sessionCount},
-		rate("sessions"), micros("p99", "99th percentile", (*load.Outcome).P99), cpuPer(10_000, "10,000 sessions"))
+		rate("sessions"), load.Micros("p99", "99th percentile", (*load.Outcome).P99), cpuPer(10_000, "10,000 sessions"))
 	datagrams("udp-bulk", "UDP bulk, 4 sessions with 64 datagrams of 1400 bytes on the way", load.Window)
 	datagrams("udp-flood", "UDP flood, 4 sessions, datagrams of 1400 bytes as fast as one thread sends", load.Flood)
 	return out
@@ -65,10 +65,6 @@ func works() (out []work) {
 
 func rate(of string) load.Figure {
 	return load.Figure{Name: "rate", Title: of, Unit: "/s", Better: report.Higher, Value: (*load.Outcome).Rate}
-}
-
-func micros(name, title string, value func(*load.Outcome) float64) load.Figure {
-	return load.Figure{Name: name, Title: title, Unit: "µs", Better: report.Lower, Value: value}
 }
 
 func cpuPer(n float64, of string) load.Figure {

@@ -169,7 +169,7 @@ func (o *options) dataPlane(ctx context.Context, r *report.Report) error {
 
 func (o *options) programmingKernel(ctx context.Context, r *report.Report) error {
 	p := o.programming
-	p.KProxy, p.Quick, p.Rounds = o.rig.kproxy, o.quick, cmp.Or(o.repeat, programmingRounds)
+	p.KProxy, p.Loads, p.Quick, p.Rounds = o.rig.kproxy, o.rig.program, o.quick, cmp.Or(o.repeat, programmingRounds)
 	for _, c := range programming.Cases {
 		if chosen(o.cases, "programming") || slices.Contains(o.cases, "programming-"+c) {
 			p.Cases = append(p.Cases, c)

@@ -130,7 +130,7 @@ func (r *rig) load(ctx context.Context, l load.Load) (out load.Outcome, err erro
 	if r.KProxy == nil {
 		return out, nil
 	}
-	if _, err := r.Programmed(ctx, r.plane, 0); err != nil {
+	if err := r.Programmed(ctx, r.plane, 0); err != nil {
 		return out, err
 	}
 	// Until kproxy has read the events of every flow that the kernel forgot.

@@ -29,10 +29,10 @@ import (
 	proxyutil "k8s.io/kubernetes/pkg/proxy/util"
 	iptablestest "k8s.io/kubernetes/pkg/util/iptables/testing"
 
-	"kproxy.dev/kproxy/kernel/kerneltest"
 	"kproxy.dev/kproxy/plan"
 	"kproxy.dev/kproxy/service"
 	"kproxy.dev/kproxy/source"
+	"kproxy.dev/kproxy/test/kerneltest"
 )
 
 // world describes how both proxies run, and the node they are on.

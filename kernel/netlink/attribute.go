@@ -1,10 +1,9 @@
-// Package nlmsg is what kproxy needs of netlink where a library takes a message, an
-// allocation or a system call for each of many: attributes, and a [Socket] on
-// which many requests go to the kernel at once. Elsewhere, vishvananda/netlink has
-// links, addresses and routes.
+// Package netlink reads and writes attributes of netlink's messages, and has a [Socket] on
+// which many requests go to the kernel at once: vishvananda/netlink, which kproxy uses for
+// links, addresses and routes, takes a message, an allocation or a system call for each.
 //
 // Functions on attributes are pure; a Socket is for one goroutine at a time.
-package nlmsg
+package netlink
 
 import (
 	"bytes"

@@ -5,8 +5,10 @@ import (
 	"net/netip"
 	"os/exec"
 	"slices"
+	"strings"
 	"time"
 
+	"kproxy.dev/kproxy/conntrack"
 	"kproxy.dev/kproxy/kernel"
 	"kproxy.dev/kproxy/plan"
 	"kproxy.dev/kproxy/service"
@@ -38,6 +40,7 @@ var Packets = map[string]func(*Scene, *Subject){
 	"clients stay with their endpoint": clientsStay,
 	"which address endpoints see":      whatEndpointsSee,
 	"refusals":                         refusals,
+	"refused while it leaves":          lateRefusal,
 	"redirect":                         redirect,
 }
 
@@ -187,6 +190,43 @@ func refusals(s *Scene, x *Subject) {
 	}
 	if c, err := x.Plane.Counts(s.T.Context()); err != nil || c.Refused-before.Refused < 4 {
 		s.T.Errorf("counts %+v, %v; want four refusals more than %+v", c, err, before)
+	}
+}
+
+// lateRefusal: what an endpoint that leaves refuses of what was on its way to it is swallowed, and the client's next SYN, two
+// seconds later, goes to another endpoint.
+func lateRefusal(s *Scene, x *Subject) {
+	closed := netip.AddrPortFrom(s.Address(s.Family, 3), 9)
+	silent := func(does string) {
+		s.On(3, func() { s.must(exec.Command("nft", strings.Fields(does)...).Run()) })
+	}
+	silent("add table inet silent; add chain inet silent in { type filter hook input priority 0 ; } ; add rule inet silent in tcp dport 9 drop")
+	x.Program(s.plan(x, Service("web", service.TCP, Cluster(s.Virtual(1)), Endpoint(closed.String(), 1, false))))
+	s.must(x.Heartbeat.Alive(time.Hour))
+	table, err := conntrack.Dial()
+	s.must(err)
+	defer table.Close()
+	type answer struct {
+		server string
+		err    error
+	}
+	answered := make(chan answer, 1)
+	go func() {
+		server, _, err := s.ask(1, service.TCP, netip.MustParseAddrPort(s.Virtual(1)), patience*askTimeout)
+		answered <- answer{server, err}
+	}()
+	for {
+		flows, err := table.ListTo(service.TCP, closed)
+		s.must(err)
+		if len(flows) > 0 || len(answered) > 0 {
+			break
+		}
+		time.Sleep(time.Millisecond)
+	}
+	x.Program(s.plan(x, Service("web", service.TCP, Cluster(s.Virtual(1)), s.Endpoints(2), Unusable(closed.String(), false))))
+	silent("delete table inet silent")
+	if a := <-answered; a.server != "two" || a.err != nil {
+		s.T.Errorf("answered by %q, %v; want two", a.server, a.err)
 	}
 }
 

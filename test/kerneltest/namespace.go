@@ -20,7 +20,7 @@ func Namespace(t testing.TB) netns.NsHandle {
 	if os.Getuid() != 0 {
 		t.Skip("needs root: network namespaces")
 	}
-	lockPerNamespace()
+	LockPerNamespace()
 	runtime.LockOSThread()
 	before, err := netns.Get()
 	if err != nil {
@@ -49,5 +49,5 @@ func Namespace(t testing.TB) netns.NsHandle {
 	return ns
 }
 
-// lockPerNamespace has programs take the lock of xtables at the network namespace that they are in (xtables_lock in iptables/xshared.c).
-var lockPerNamespace = sync.OnceFunc(func() { _ = os.Setenv("XTABLES_LOCKFILE", "/proc/self/ns/net") })
+// LockPerNamespace has programs take the lock of xtables at the network namespace that they are in (xtables_lock in iptables/xshared.c).
+var LockPerNamespace = sync.OnceFunc(func() { _ = os.Setenv("XTABLES_LOCKFILE", "/proc/self/ns/net") })

@@ -1,4 +1,4 @@
-package nlmsg
+package netlink
 
 import (
 	"bytes"
