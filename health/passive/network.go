@@ -21,12 +21,14 @@ import (
 // Network is the [Prober] of this host's network. It is safe for concurrent use.
 type Network struct{ probe.Network }
 
-// Endpoint implements [Prober]. Of a UDP endpoint an ICMP error is a refusal, and all else is as good as an answer.
+// Endpoint implements [Prober]. Of a UDP endpoint an ICMP error is a refusal, and all else is as good as an answer. A TCP connection ends by
+// FIN: the endpoint is most often well, and would count a reset among its errors.
 func (n Network) Endpoint(ctx context.Context, e health.Endpoint) Answer {
 	kind := service.CheckTCP
 	if e.Protocol == service.UDP {
 		kind = service.CheckUDP
 	}
+	n.FIN = true
 	err := n.Probe(ctx, health.Target{Protocol: e.Protocol, Address: e.Address, Check: service.HealthCheck{Kind: kind}})
 	switch {
 	case err == nil, errors.Is(err, health.ErrSilent):

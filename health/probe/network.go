@@ -39,6 +39,9 @@ type Network struct {
 	// Mark is the SO_MARK of the probes' sockets, which keeps probes out of
 	// the redirection of clients; 0 sets none. It takes CAP_NET_ADMIN.
 	Mark uint32
+	// FIN has a probe's connection closed by FIN instead of RST, which no server takes for an error. Its port is in TIME_WAIT for a minute then,
+	// so it is for probes that are few.
+	FIN bool
 }
 
 // Probe makes the probe that t.Check asks for; t.Check.Port, if there is one,
@@ -78,7 +81,7 @@ func (n Network) tcp(ctx context.Context, addr netip.AddrPort) error {
 	return c.Close()
 }
 
-// dialTCP connects, with SO_LINGER 0: closing the connection sends a RST. A
+// dialTCP connects, with SO_LINGER 0 unless n.FIN: closing the connection sends a RST. A
 // FIN would leave a port in TIME_WAIT for a minute, 30 for every endpoint
 // that is probed every 2s.
 func (n Network) dialTCP(ctx context.Context, addr netip.AddrPort) (*net.TCPConn, error) {
@@ -86,6 +89,9 @@ func (n Network) dialTCP(ctx context.Context, addr netip.AddrPort) (*net.TCPConn
 	c, err := d.DialTCP(ctx, "tcp", netip.AddrPort{}, addr)
 	if err != nil {
 		return nil, err
+	}
+	if n.FIN {
+		return c, nil
 	}
 	if err := c.SetLinger(0); err != nil {
 		c.Close()

@@ -61,7 +61,7 @@ func main() {
 	flag.StringVar(&o.focus, "focus", "", "regular expression of upstream's tests to run, instead of all that concern a proxy")
 	flag.StringVar(&o.podNetwork, "pod-network", "bridge", "how pods are connected to their node: bridge, routed, unnumbered")
 	flag.IntVar(&o.procs, "procs", 4, "tests that run at the same time")
-	flag.BoolVar(&o.quick, "quick", false, "run a dozen tests only, each once more if it fails")
+	flag.BoolVar(&o.quick, "quick", false, "run a dozen tests only")
 	flag.BoolVar(&o.events, "events", false, "write also an event of go test -json for each test")
 	flag.BoolVar(&o.rollout, "rollout", false, "instead of upstream's tests, roll kproxy out beside kube-proxy, upgrade it and go back, under load")
 	flag.BoolVar(&o.plugin, "plugin", false, "instead of upstream's tests, ask all nodes by kubectl kproxy, also while some don't answer")

@@ -543,8 +543,9 @@ func TestKernelWithoutLog(t *testing.T) {
 	if out, err := w.net.Backend("b1").Namespace.Output(w.ctx, "ip", "rule", "add", "pref", "1", "blackhole"); err != nil {
 		t.Fatalf("%v\n%s", err, out)
 	}
+	cut := time.Now() // what was asked before is lost
 	w.awaitUnused("web", "line", "10.2.0.2")
-	w.noneFailed("meanwhile", tr.Stop())
+	w.noneFailed("meanwhile", tr.Stop().Since(cut))
 	w.pin("web", "line", service.PreferKernel)
 	w.noneFailed("in the kernel, which leaves it out", w.burst(frontends(m)[0], 12))
 	st, err := w.client.Status(w.ctx)
