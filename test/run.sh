@@ -45,7 +45,7 @@ compile() { GOGC=off GOMEMLIMIT=1GiB go list -export -deps -test "$@" >/dev/null
 # labelled adds $label to the names of packages, for a run that isn't their first.
 labelled() { sed "s|\"Package\":\"[^\"]*|&${label:-}|"; }
 
-# in_vm runs on another kernel, Debian's, what needs IPVS and what shall pass on both.
+# in_vm runs on another kernel what needs IPVS and what shall pass on both.
 in_vm() {
 	if [[ $(uname -m) == x86_64 ]]; then
 		tests vm-itself -count=1 -parallel=$((3 * $(nproc))) ./test/vm # they mostly wait
@@ -355,7 +355,7 @@ if ((EUID == 0)); then
 	early+=("-$!")
 fi
 if [[ $(uname -m) == x86_64 ]]; then
-	test/vm/prepare.sh >/dev/null 2>&1 &
+	nice -n 19 test/vm/prepare.sh >/dev/null 2>&1 &
 	early+=("-$!")
 fi
 # What stages that run beside others need from the network is fetched before, with a share of the processors: with none, a

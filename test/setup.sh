@@ -23,8 +23,8 @@ conformance=(runc=runc /usr/lib/cni/bridge=containernetworking-plugins conntrack
 # The VM runs this machine's programs, so it takes a machine of its own kind.
 vm=()
 if [[ $(uname -m) == x86_64 ]]; then
-	vm=(qemu-system-x86_64=qemu-system-x86 busybox=busybox-static modprobe=kmod setpriv=util-linux ipvsadm=ipvsadm linux.uml=user-mode-linux
-		gcc=gcc /usr/include/stdlib.h=libc6-dev)
+	vm=(qemu-system-x86_64=qemu-system-x86 busybox=busybox-static modprobe=kmod setpriv=util-linux ipvsadm=ipvsadm
+		gcc=gcc /usr/include/stdlib.h=libc6-dev make=make flex=flex bison=bison bc=bc xz=xz-utils)
 fi
 
 case "${1:-}" in

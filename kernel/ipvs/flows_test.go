@@ -98,6 +98,7 @@ func (s *scene) program(services ...*plan.Service) {
 		s.t.Fatal(err)
 	}
 	s.have, s.portal = want, portal
+	time.Sleep(time.Millisecond) // the kernel's own workers make an IPv6 address usable (addrconf_dad_work)
 }
 
 func (s *scene) addr(v4, v6 string) string {

@@ -43,6 +43,7 @@ var (
 	timeLeft   = regexp.MustCompile(`\btimeout \d+`)
 	age        = regexp.MustCompile(`\b(?:\d+(?:d|h|ms|m|s))+\b`)
 	amount     = regexp.MustCompile(`\b\d+(?:\.\d)?[KMG]?B\b|\b\d+\.\d[KMG]\b`)
+	tableSize  = regexp.MustCompile(`\(size=\d+\)`) // of IPVS, which newer kernels adapt
 	number     = regexp.MustCompile(`(^|[\s+])\d+(\s|$)`)
 	space      = regexp.MustCompile(`[ \t]+`)
 	turn       = regexp.MustCompile(`:\s+it\s+is\s+next,\s+unless\s+another\s+connection\s+comes\s+first`) // round robin begins anywhere
@@ -55,7 +56,7 @@ func masked(b block) string {
 	if !slices.Contains([]string{"kproxy", "ipset", "ipvsadm", "conntrack", "cat"}, name) {
 		return b.output
 	}
-	output := turn.ReplaceAllString(b.output, "")
+	output := tableSize.ReplaceAllString(turn.ReplaceAllString(b.output, ""), "(size=#)")
 	lines := strings.Split(strings.TrimSuffix(output, "\n"), "\n")
 	for i, l := range lines[1:] {
 		l = clientPort.ReplaceAllString(timeLeft.ReplaceAllString(l, "timeout #"), "$1:#")

@@ -1,6 +1,7 @@
 package e2e
 
 import (
+	"context"
 	"fmt"
 	"net/netip"
 	"strings"
@@ -142,7 +143,9 @@ func (w *world) servedBy(when string, targets []netip.AddrPort, backends ...stri
 	w.Helper()
 	for _, target := range targets {
 		w.eventually(20*time.Second, fmt.Sprintf("%s: %v to answer at %s", when, backends, target), func() error {
-			a, err := w.net.Client.Ask(w.ctx, "tcp", target, "hello")
+			ctx, cancel := context.WithTimeout(w.ctx, within(2*time.Second)) // a SYN that came while nobody served goes on being nobody's
+			defer cancel()
+			a, err := w.net.Client.Ask(ctx, "tcp", target, "hello")
 			if !by(backends...)(a, err) {
 				return fmt.Errorf("it was answered by %q, %v", a.Backend, err)
 			}

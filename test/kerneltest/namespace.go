@@ -39,6 +39,10 @@ func Namespace(t testing.TB) netns.NsHandle {
 		before.Close()
 		runtime.UnlockOSThread()
 	})
+	// Links use their IPv6 addresses at once, instead of after a second in which nobody objects (RFC 4862).
+	if err := os.WriteFile("/proc/sys/net/ipv6/conf/default/accept_dad", []byte("0"), 0); err != nil && !os.IsNotExist(err) { // without IPv6
+		t.Fatalf("set sysctl: %v", err)
+	}
 	lo, err := netlink.LinkByName("lo")
 	if err != nil {
 		t.Fatalf("find loopback: %v", err)

@@ -36,14 +36,6 @@ if [[ -s /run/vm/write ]]; then
 		mount -t 9p -o cache=none,trans=virtio,version=9p2000.L,msize=512000 write "$folder"
 	fi
 fi
-if [[ $uml ]]; then # its kernel has no nftables for IP, which the other variant needs
-	for family in ip ip6; do
-		for program in '' -save -restore; do
-			ln -sfn /usr/sbin/${family}tables-legacy$program /etc/alternatives/${family}tables$program
-		done
-	done
-fi
-
 # Pipes, as a command that opens /dev/stderr again would otherwise truncate the file.
 exec 3> >(exec cat >>/run/vm/stdout)
 out=$!

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Fetches the guests' kernel and finds out how they boot, in the time that others leave.
+# Fetches or builds the guests' kernels and finds out how they boot, in the time that others leave.
 #
 # Usage: test/vm/prepare.sh
 set -euo pipefail
@@ -9,3 +9,4 @@ cache=${XDG_CACHE_HOME:-$HOME/.cache}/kproxy-vm
 mkdir -p "$cache"
 "$here/kernel.sh" "$cache"
 "$here/accel.sh" "$cache"
+((EUID)) || "$here/uml.sh" "$cache"

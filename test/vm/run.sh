@@ -12,9 +12,10 @@
 # KPROXY_VM_TIMEOUT  seconds for all of it (1200)
 # KPROXY_VM_SILENCE  seconds without a sign of life that mean a hang (240)
 # KPROXY_VM_MEMORY   of the guest, as qemu wants it (4G)
-# KPROXY_VM_ACCEL    kvm or tcg (the first that works, see accel.sh), or uml: user-mode Linux, a kernel that is a program of this
-#                    machine, several times faster than an emulated processor. Debian's has no nftables for IP, and so
-#                    iptables in variant legacy alone; root may start it.
+# KPROXY_VM_ACCEL    kvm or tcg (the first that works, see accel.sh), or uml: user-mode Linux (uml.sh), a kernel that is a program of
+#                    this machine and boots in a second; root may start it.
+# KPROXY_VM_CLOCK    real: user-mode Linux waits for what there is to wait for. Otherwise its clock skips that, and stands still
+#                    while something runs: nothing is late because the machine is busy, and only work takes time.
 # KPROXY_VM_PACKAGE  Debian's package of the kernel (linux-image-amd64)
 # KPROXY_VM_KERNEL   a folder with another kernel's vmlinuz and lib/modules
 # KPROXY_VM_WRITE    a folder in which the guest's changes stay (none)
@@ -24,11 +25,10 @@ PATH=$PATH:/usr/local/sbin:/usr/sbin:/sbin
 cache=${XDG_CACHE_HOME:-$HOME/.cache}/kproxy-vm
 guest= # its process, while it runs
 why=   # what is wrong with the guest
-preload= # a library for user-mode Linux
 
 prepare() {
 	local program machine=qemu-system-x86_64
-	[[ ${KPROXY_VM_ACCEL:-} != uml ]] || machine=linux.uml
+	[[ ${KPROXY_VM_ACCEL:-} != uml ]] || machine=gcc
 	for program in $machine busybox modprobe depmod setpriv; do
 		command -v $program >/dev/null || { echo "vm: $program is missing; test/setup.sh vm installs it" >&2; exit 3; }
 	done
@@ -38,10 +38,7 @@ prepare() {
 	trap 'exit 130' INT TERM HUP
 	accel=${KPROXY_VM_ACCEL:-$("$here/accel.sh" "$cache")}
 	if [[ $accel == uml ]]; then
-		kernel=$cache/uml
-		mkdir -p "$kernel/lib"
-		ln -sfn /usr/lib/uml/modules "$kernel/lib/modules"
-		preload=$(preloaded)
+		kernel=$("$here/uml.sh" "$cache")
 	else
 		kernel=${KPROXY_VM_KERNEL:-$("$here/kernel.sh" "$cache")}
 	fi
@@ -49,18 +46,6 @@ prepare() {
 	echo "$kernel"/lib/modules/* >"$run/modules"
 	touch "$run"/{stdout,stderr,console,qemu}
 	[[ -z ${KPROXY_VM_WRITE:-} ]] || realpath "$KPROXY_VM_WRITE" >"$run/write"
-}
-
-# preloaded builds what user-mode Linux needs where the processor has AMX, once, and prints it.
-preloaded() {
-	local library
-	grep -qw amx_tile /proc/cpuinfo || return 0
-	library=$cache/xstate-$(sha256sum "$here/uml/xstate.c" | cut -c1-12).so
-	if [[ ! -e $library ]]; then
-		gcc -O2 -shared -fPIC -o "$run/xstate.so" "$here/uml/xstate.c" || { echo "vm: can't build xstate.c; test/setup.sh vm installs gcc" >&2; exit 3; }
-		mv "$run/xstate.so" "$library"
-	fi
-	echo "$library"
 }
 
 finish() {
@@ -74,7 +59,6 @@ end_guest() { kill -KILL "$guest" 2>/dev/null || true; }
 script() {
 	local name slow=1
 	case $accel in
-	uml) slow=2 ;;
 	tcg) slow=6 ;;
 	esac
 	for name in PATH HOME CI "${!KPROXY_@}" "${!GO@}"; do
@@ -99,15 +83,16 @@ boot() {
 # that no other guest has, if there is one: they run in turns, and to wake one on another processor costs three times as much. Its
 # memory is a file.
 boot_uml() {
-	local range cpu on=()
+	local range cpu on=() travel=
 	for range in $(awk '/^Cpus_allowed_list/ { gsub(",", " "); $1 = ""; print }' /proc/self/status); do
 		for cpu in $(seq "${range%-*}" "${range#*-}"); do
 			exec 9>"$cache/processor-$cpu" # held until this script ends
 			! flock -n 9 || { on=(taskset -c "$cpu"); break 2; }
 		done
 	done
-	TMPDIR=/dev/shm LD_PRELOAD=$preload "${on[@]}" setpriv --pdeathsig KILL unshare --pid --fork --kill-child \
-		linux.uml "mem=${KPROXY_VM_MEMORY:-4G}" con=null con0=null,fd:1 quiet oops=panic \
+	[[ ${KPROXY_VM_CLOCK:-} == real ]] || travel=time-travel=inf-cpu
+	TMPDIR=/dev/shm "${on[@]}" setpriv --pdeathsig KILL unshare --pid --fork --kill-child \
+		"$kernel/linux" $travel seccomp=on "mem=${KPROXY_VM_MEMORY:-4G}" con=null con0=null,fd:1 quiet oops=panic \
 		"initrd=$run/initramfs" "vm.guest=$here/guest.sh" "vm.run=$run" </dev/null >"$run/console" 2>&1 &
 	guest=$!
 }

@@ -49,7 +49,7 @@ func run(t *testing.T, script string, env ...string) result {
 	t.Parallel()
 	var out, errs bytes.Buffer
 	cmd := exec.CommandContext(t.Context(), "./run.sh", "bash", "-c", script)
-	cmd.Env = append(os.Environ(), env...)
+	cmd.Env = append(append(os.Environ(), "KPROXY_VM_CLOCK=real"), env...)
 	cmd.Stdout, cmd.Stderr = &out, &errs
 	err := cmd.Run()
 	if exit := (*exec.ExitError)(nil); err != nil && !errors.As(err, &exit) {
@@ -103,6 +103,13 @@ ip netns add a; ip -n a link add kv0 type veth peer name kv1`
 			t.Errorf("status %d: %s", got.Status, got.Errors)
 		}
 	})
+}
+
+// TestClockSkipsWaiting: in user-mode Linux a quarter of an hour of waiting takes no longer than the guest itself.
+func TestClockSkipsWaiting(t *testing.T) {
+	if got := run(t, "sleep 900; echo $SECONDS", "KPROXY_VM_ACCEL=uml", "KPROXY_VM_CLOCK=", "KPROXY_VM_TIMEOUT=300"); got.Status != 0 || got.Out != "900\n" {
+		t.Errorf("status %d, %q: %s", got.Status, got.Out, got.Errors)
+	}
 }
 
 func TestFailures(t *testing.T) {
