@@ -36,6 +36,7 @@ if [[ -s /run/vm/write ]]; then
 		mount -t 9p -o cache=none,trans=virtio,version=9p2000.L,msize=512000 write "$folder"
 	fi
 fi
+
 # Pipes, as a command that opens /dev/stderr again would otherwise truncate the file.
 exec 3> >(exec cat >>/run/vm/stdout)
 out=$!

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Runs a command as root in a virtual machine with Debian's kernel, which has
-# IPVS, and with this machine's files: same programs, same paths, same
+# Runs a command as root in a virtual machine with a kernel that has IPVS,
+# Debian's or user-mode Linux, and with this machine's files: same programs, same paths, same
 # folder. What it writes is lost, and this machine is out of its reach. Its
 # output comes as it is made, and its status is this one's; 125 means that the
 # guest failed: an oops, a hang, silence, or no status.
@@ -27,8 +27,8 @@ guest= # its process, while it runs
 why=   # what is wrong with the guest
 
 prepare() {
-	local program machine=qemu-system-x86_64
-	[[ ${KPROXY_VM_ACCEL:-} != uml ]] || machine=gcc
+	local program machine=qemu-system-x86_64 # or what builds one
+	[[ ${KPROXY_VM_ACCEL:-} != uml ]] || machine='gcc make flex bison bc xz'
 	for program in $machine busybox modprobe depmod setpriv; do
 		command -v $program >/dev/null || { echo "vm: $program is missing; test/setup.sh vm installs it" >&2; exit 3; }
 	done
