@@ -92,7 +92,7 @@ boot_uml() {
 	done
 	[[ ${KPROXY_VM_CLOCK:-} == real ]] || travel=time-travel=inf-cpu
 	TMPDIR=/dev/shm "${on[@]}" setpriv --pdeathsig KILL unshare --pid --fork --kill-child \
-		"$kernel/linux" $travel seccomp=on "mem=${KPROXY_VM_MEMORY:-4G}" con=null con0=null,fd:1 quiet oops=panic \
+		"$kernel/linux" $travel seccomp=on "mem=${KPROXY_VM_MEMORY:-4G}" con=null con0=null,fd:1 ssl=null quiet oops=panic \
 		"initrd=$run/initramfs" "vm.guest=$here/guest.sh" "vm.run=$run" </dev/null >"$run/console" 2>&1 &
 	guest=$!
 }
