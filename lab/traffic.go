@@ -180,11 +180,11 @@ func (r Results) Err() error {
 	return nil
 }
 
-// Since returns those that started at t or later.
+// Since returns those that started after t.
 func (r Results) Since(t time.Time) Results {
 	var out Results
 	for _, x := range r {
-		if !x.Start.Before(t) {
+		if x.Start.After(t) {
 			out = append(out, x)
 		}
 	}
