@@ -20,7 +20,7 @@ type RouteEvents struct {
 // lookAnyway is how long what the kernel hasn't told of may be overlooked.
 const lookAnyway = 30 * time.Second
 
-// routeGroups are those of linux/rtnetlink.h.
+// routeGroups lists the multicast groups that tell of what routing depends on (linux/rtnetlink.h).
 var routeGroups = []int{
 	unix.RTNLGRP_LINK, unix.RTNLGRP_IPV4_IFADDR, unix.RTNLGRP_IPV6_IFADDR, unix.RTNLGRP_IPV4_ROUTE, unix.RTNLGRP_IPV6_ROUTE,
 	unix.RTNLGRP_IPV4_RULE, unix.RTNLGRP_IPV6_RULE, unix.RTNLGRP_IPV4_NETCONF, unix.RTNLGRP_IPV6_NETCONF,
