@@ -45,14 +45,21 @@ compile() { GOGC=off GOMEMLIMIT=1GiB go list -export -deps -test "$@" >/dev/null
 # labelled adds $label to the names of packages, for a run that isn't their first.
 labelled() { sed "s|\"Package\":\"[^\"]*|&${label:-}|"; }
 
-# in_vm runs on another kernel what needs IPVS and what shall pass on both.
-in_vm() {
+# guests GUEST... run on another kernel what needs IPVS and what shall pass on both. Their clock stands still while they have no
+# processor, so they do with the time that others leave.
+guests() {
 	if [[ $(uname -m) == x86_64 ]]; then
-		tests vm-itself -count=1 -parallel=$((3 * $(nproc))) ./test/vm # they mostly wait
-		test/vm/tests.sh || printf '{"Action":"fail","Package":"test/vm/tests.sh"}\n'
+		test/vm/tests.sh "$@" || printf '{"Action":"fail","Package":"test/vm/tests.sh %s"}\n' "$*"
 	else
-		printf '{"Action":"%s","Package":"vm","Test":"all","Output":"the VM needs an x86-64 machine\\n"}\n' output skip
+		printf '{"Action":"%s","Package":"vm","Test":"%s","Output":"the VM needs an x86-64 machine\n"}\n' output "$*" skip "$*"
 	fi
+}
+
+# vm_itself tests what starts guests, and then, in a guest that waits as long as there is to wait, what measures time.
+vm_itself() {
+	not_idle
+	[[ $(uname -m) != x86_64 ]] || tests vm-itself -count=1 -parallel=$((3 * $(nproc))) ./test/vm # they mostly wait
+	guests clock
 }
 
 # end_to_end runs the tests with real packets whole in one mode, and in_iptables those whose subject is a data plane in another
@@ -173,8 +180,7 @@ jiffies() { awk '/^cpu / { print $2 + $3 + $4 + $7 + $8 }' /proc/stat; }
 
 # beside NAME COMMAND... runs a stage in the background, with the time that others leave of
 # the processors: tests with real packets wait for much of theirs. together waits for such
-# stages and passes their events on. Guests don't run beside others: they take all of the
-# processors, so that tests with real packets take half as long again, and guests miss deadlines of their own.
+# stages and passes their events on.
 beside() {
 	local name=$1
 	shift
@@ -269,6 +275,7 @@ everything() {
 	trap 'for b in "${background[@]}"; do kill -- "-${b#*=}" || true; done' EXIT
 	stage code code
 	beside unit-sequential unit_sequential
+	beside guests guests 2 1 3 4 nftables
 	stage unit unit
 	beside late may_end_late
 	beside chaos in_chaos
@@ -277,9 +284,9 @@ everything() {
 	beside conformance with_cluster
 	beside bench bench_works
 	stage browser with_browser
+	beside vm vm_itself
 	stage kubernetes with_kubernetes
 	stage "the rest of these" together
-	stage vm in_vm
 }
 
 # changed finds the packages that differ from main, with other modules' folders of test/ among them, and those that

@@ -3,12 +3,13 @@
 # shall pass on a second kernel too. It writes test2json events; a package is
 # named as it is, with '(vm)' or what else tells its run from others.
 #
-# Usage: test/vm/tests.sh
+# Usage: test/vm/tests.sh [GUEST...]
+#   GUEST   only these of the guests below
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 PATH=$PATH:/usr/local/go/bin
 module=$(go list -m)
-bin=$PWD/bin/vm
+bin=$PWD/bin/vm/${1:-all}
 
 # A row is its guest, a package, what tells this run of it, and its environment and
 # arguments. A guest's rows run one after another in one boot, and guests start in this order: the longest first. The arguments #1/2
@@ -42,9 +43,8 @@ without+=' && printf "install %s /bin/false\n" {ip,ip6,x}_tables ip_set nft_comp
 nolog='printf "install %s /bin/false\n" nft_log nfnetlink_log >/etc/modprobe.d/nolog.conf && '
 log='rm -f /etc/modprobe.d/nolog.conf && '
 rows=(
-	"1        test/e2e      (vm,ipvs,1)     KPROXY_E2E_MODE=ipvs -test.skip=$skip #1/2"
 	"2        test/e2e      (vm,ipvs,2)     KPROXY_E2E_MODE=ipvs -test.skip=$skip #2/2"
-	"debian   test/deploy   (vm)            -test.run=^TestServe\$/^nft,_firewall_true\$"
+	"1        test/e2e      (vm,ipvs,1)     KPROXY_E2E_MODE=ipvs -test.skip=$skip #1/2"
 	"3        test/e2e      (vm,iptables)   KPROXY_E2E_MODE=iptables -test.run=^Test($tables)\$"
 	"3        test/e2e      (vm,flows)      KPROXY_E2E_MODE=iptables -test.run=^TestFlows\$/^iptables\$/^plain\$"
 	"3        test/golden   (vm)            -test.run=^TestKernel\$"
@@ -58,8 +58,9 @@ rows=(
 	"4        trace         (vm)            -test.run=^Test(TrafficControlIsNamed|BridgesByExpression)\$"
 	"clock    test/e2e      (vm,ipvs,clock) KPROXY_E2E_MODE=ipvs -test.run=^Test($clock)\$"
 	"clock    test/e2e      (vm,iptables,clock) KPROXY_E2E_MODE=iptables -test.run=^TestForgottenConnectionsGoOn\$"
+	"clock    test/deploy   (vm)            -test.run=^TestServe\$/^nft,_firewall_true\$" # with the image that test/deploy made here
 )
-# Guest debian, whose containers want more of a kernel, has Debian's. Where user-mode Linux doesn't boot, guests are what accel.sh says, many times slower.
+# Where user-mode Linux doesn't boot, guests are what accel.sh says, many times slower.
 [[ -n ${KPROXY_VM_ACCEL:-} ]] || ! KPROXY_VM_ACCEL=uml KPROXY_VM_TIMEOUT=60 test/vm/run.sh true >&2 || export KPROXY_VM_ACCEL=uml
 
 binary() { echo "$bin/${1//\//-}.test"; }
@@ -67,11 +68,10 @@ binary() { echo "$bin/${1//\//-}.test"; }
 # build PACKAGE makes what its guests run, unless it was made for others: static, as dynamic linking costs most in a guest,
 # and without what debuggers read.
 build() {
-	(
-		flock 9
-		[[ -e $(binary "$1") ]] || nice go test -buildvcs=false -ldflags='-s -w' -c -o "$(binary "$1")" "./$1"
-	) 9>"$(binary "$1").lock"
+	[[ -n ${built[$1]:-} ]] || nice go test -buildvcs=false -ldflags='-s -w' -c -o "$(binary "$1")" "./$1" || return
+	built[$1]=yes
 }
+declare -A built
 
 # share PACKAGE I/N prints the argument that runs every Nth test of mode ipvs from the Ith on.
 share() {
@@ -103,8 +103,7 @@ events() { (flock 9 && cat) 9>"$bin/lock"; }
 guest() {
 	local began=$SECONDS
 	[[ $1 != clock ]] || local -x KPROXY_VM_CLOCK=real
-	[[ $1 != debian ]] || local -x KPROXY_VM_ACCEL=
-	KPROXY_VM_TIMEOUT=2700 test/vm/run.sh bash -c "$2" >"$bin/$1.json" ||
+	KPROXY_VM_TIMEOUT=2700 KPROXY_VM_SILENCE=1200 test/vm/run.sh bash -c "$2" >"$bin/$1.json" ||
 		printf '{"Action":"fail","Package":"vm (%s)"}\n' "$1" >>"$bin/$1.json"
 	printf '{"Action":"stage","Package":"guest %s","Elapsed":%d}\n' "$1" $((SECONDS - began)) >>"$bin/$1.json"
 	events <"$bin/$1.json"
@@ -116,7 +115,8 @@ export CGO_ENABLED=0
 go build -buildvcs=false -o "$bin/test2json" cmd/test2json
 
 running=0
-for g in $(printf '%s\n' "${rows[@]}" | awk '!seen[$1]++ { print $1 }'); do
+(($#)) || set -- $(printf '%s\n' "${rows[@]}" | awk '!seen[$1]++ { print $1 }')
+for g in "$@"; do
 	command=
 	for row in "${rows[@]}"; do
 		[[ $row == "$g "* ]] || continue

@@ -32,14 +32,14 @@ fetch() {
 
 build() {
 	local wanted missing
-	make_uml tinyconfig >&2
+	make_uml tinyconfig
 	wanted=$(sed -n '/^[^#]/s/^/CONFIG_/p' "$here/uml.config")
 	echo "$wanted" >>"$tmp/source/.config"
-	make_uml olddefconfig >&2
+	make_uml olddefconfig
 	missing=$(grep -vxFf "$tmp/source/.config" <<<"$wanted" || true)
-	[[ -z $missing ]] || { echo "vm: this source of Linux doesn't take from test/vm/uml.config:" $missing >&2; exit 1; }
-	make_uml -j"$(nproc)" linux modules >&2
-	make_uml INSTALL_MOD_PATH="$tmp/new" modules_install >&2
+	[[ -z $missing ]] || { echo "vm: this source of Linux doesn't take from test/vm/uml.config:" $missing; exit 1; }
+	make_uml -j"$(nproc)" linux modules
+	make_uml INSTALL_MOD_PATH="$tmp/new" modules_install
 	rm -f "$tmp"/new/lib/modules/*/build
 	cp "$tmp/source/linux" "$tmp/new/"
 }
@@ -54,7 +54,8 @@ if [[ ! -e $folder ]]; then
 	tmp=$(mktemp -d "$cache/uml.XXXXXX")
 	trap 'rm -rf "$tmp"' EXIT
 	fetch >&2
-	build
+	build >&2
 	mv "$tmp/new" "$folder"
+	find "$cache" -maxdepth 1 -name 'uml-*' -type d -mtime +30 -exec rm -rf {} + # of older configurations
 fi
 echo "$folder"
