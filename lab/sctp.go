@@ -73,12 +73,6 @@ func dialSCTP(ctx context.Context, address string) (net.Conn, error) {
 		return nil, err
 	}
 	defer f.Close()
-	if deadline, ok := ctx.Deadline(); ok {
-		wait := unix.NsecToTimeval(int64(max(time.Until(deadline), time.Millisecond)))
-		if err := unix.SetsockoptTimeval(int(f.Fd()), unix.SOL_SOCKET, unix.SO_SNDTIMEO, &wait); err != nil {
-			return nil, err
-		}
-	}
 	from, err := sourceTo(ctx, to)
 	if err != nil {
 		return nil, err
@@ -89,13 +83,43 @@ func dialSCTP(ctx context.Context, address string) (net.Conn, error) {
 	if err := eachOwnPort(bind); err != nil {
 		return nil, fmt.Errorf("bind to %s by SCTP: %w", from, err)
 	}
-	switch err := unix.Connect(int(f.Fd()), socketAddress(to)); {
-	case errors.Is(err, unix.EAGAIN), errors.Is(err, unix.EINPROGRESS):
-		return nil, os.ErrDeadlineExceeded
-	case err != nil:
+	fd := int(f.Fd())
+	if err := unix.SetNonblock(fd, true); err != nil {
+		return nil, err
+	}
+	err = unix.Connect(fd, socketAddress(to))
+	if errors.Is(err, unix.EINPROGRESS) {
+		err = untilConnected(ctx, fd)
+	}
+	if err != nil {
 		return nil, fmt.Errorf("connect to %s by SCTP: %w", to, err)
 	}
 	return net.FileConn(f)
+}
+
+// untilConnected waits for the end of a connect, and returns its error or, when ctx's deadline comes first, os.ErrDeadlineExceeded.
+// A connect that blocks would end by any signal.
+func untilConnected(ctx context.Context, fd int) error {
+	for {
+		wait := -1 // for ever
+		if deadline, ok := ctx.Deadline(); ok {
+			wait = int(max(time.Until(deadline).Milliseconds(), 0))
+		}
+		n, err := unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLOUT}}, wait)
+		switch {
+		case errors.Is(err, unix.EINTR):
+			continue
+		case err != nil:
+			return err
+		case n == 0:
+			return os.ErrDeadlineExceeded
+		}
+		number, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_ERROR)
+		if err == nil && number != 0 {
+			err = unix.Errno(number)
+		}
+		return err
+	}
 }
 
 // sourceTo is the address that the kernel chooses for packets to another.
