@@ -4,7 +4,9 @@ import (
 	"encoding/json"
 	"fmt"
 	"reflect"
+	"slices"
 	"strings"
+	"sync"
 	"time"
 )
 
@@ -12,19 +14,22 @@ import (
 type part struct {
 	name  string // in JSON: "ipvs.strictARP"
 	flag  string // that sets it; empty if none does
-	value reflect.Value
+	index []int  // for reflect's FieldByIndex
 }
 
-// parts takes a Config apart. It reads the fields themselves and not c as JSON, which
+// parts takes a Config apart, once. It reads the fields themselves and not a Config as JSON, which
 // can't hold every number: nothing here can fail.
-func parts(c reflect.Value, prefix string) []part {
+var parts = sync.OnceValue(func() []part { return partsOf(reflect.TypeFor[Config](), part{}) })
+
+func partsOf(t reflect.Type, in part) []part {
 	var out []part
-	for f, v := range c.Fields() {
-		name := prefix + f.Tag.Get("json")
-		if v.Kind() == reflect.Struct {
-			out = append(out, parts(v, name+".")...)
+	for f := range t.Fields() {
+		p := part{in.name + f.Tag.Get("json"), f.Tag.Get("flag"), append(slices.Clone(in.index), f.Index...)}
+		if f.Type.Kind() == reflect.Struct {
+			p.name += "."
+			out = append(out, partsOf(f.Type, p)...)
 		} else {
-			out = append(out, part{name, f.Tag.Get("flag"), v})
+			out = append(out, p)
 		}
 	}
 	return out
@@ -32,7 +37,7 @@ func parts(c reflect.Value, prefix string) []part {
 
 // FlagOf returns the flag of `kproxy run` that sets a part.
 func FlagOf(name string) string {
-	for _, p := range parts(reflect.ValueOf(Config{}), "") {
+	for _, p := range parts() {
 		if p.name == name {
 			return p.flag
 		}
@@ -42,9 +47,9 @@ func FlagOf(name string) string {
 
 // SetBy returns a pointer to the part of c that a flag sets; nil if there is none.
 func (c *Config) SetBy(flag string) any {
-	for _, p := range parts(reflect.ValueOf(c).Elem(), "") {
+	for _, p := range parts() {
 		if p.flag == flag {
-			return p.value.Addr().Interface()
+			return reflect.ValueOf(c).Elem().FieldByIndex(p.index).Addr().Interface()
 		}
 	}
 	return nil
@@ -53,8 +58,8 @@ func (c *Config) SetBy(flag string) any {
 // texts returns the values of all parts as their flags would take them.
 func (c Config) texts() map[string]string {
 	out := map[string]string{}
-	for _, p := range parts(reflect.ValueOf(c), "") {
-		v := reflect.Indirect(p.value)
+	for _, p := range parts() {
+		v := reflect.Indirect(reflect.ValueOf(c).FieldByIndex(p.index))
 		switch {
 		case !v.IsValid(): // a nil pointer
 			out[p.name] = ""

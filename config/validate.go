@@ -54,8 +54,8 @@ var kernelTimeouts = []string{
 // when they are opened.
 func (c Config) Validate() error {
 	var found problems
-	for _, part := range parts(reflect.ValueOf(c), "") {
-		v := reflect.Indirect(part.value)
+	for _, part := range parts() {
+		v := reflect.Indirect(reflect.ValueOf(c).FieldByIndex(part.index))
 		if limits, ok := numbers[part.flag]; ok && v.IsValid() && (int(v.Int()) < limits[0] || int(v.Int()) > limits[1]) {
 			found.add(part.flag, "%d is out of range; use %d to %d", v.Int(), limits[0], limits[1])
 		}
@@ -67,7 +67,7 @@ func (c Config) Validate() error {
 		check(&found, c)
 	}
 	var all []error
-	for _, part := range parts(reflect.ValueOf(c), "") { // in the order of the flags
+	for _, part := range parts() { // in the order of the flags
 		for _, p := range found {
 			if p.Flag == part.flag {
 				all = append(all, p)

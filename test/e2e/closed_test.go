@@ -26,6 +26,7 @@ const closedPort = 8001
 // listed, until the service or the network is another; but connections that had begun go on, and addresses of the node's
 // own and of its pods are reached.
 func TestClusterIPsAreClosed(t *testing.T) {
+	t.Parallel()
 	for _, m := range []plan.Mode{mode, plan.ModeUserspace} {
 		t.Run(string(m), func(t *testing.T) {
 			w := newWorld(t)

@@ -198,6 +198,7 @@ func (w *world) hostileNames(t *testing.T) {
 // TestCommandsThatNeedNoRoot: check, render and version work for anybody, on
 // a host without iptables, and touch nothing.
 func TestCommandsThatNeedNoRoot(t *testing.T) {
+	t.Parallel()
 	dir := publicDir(t)
 	l := lab.New(lab.DefaultConfig()) // for its addresses only: it isn't up
 	m := newManifest("web", 10, l.Backends...)

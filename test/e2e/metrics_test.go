@@ -445,6 +445,7 @@ func (c *counted) Read(b []byte) (int, error) {
 // at a time are answered in full, with the usual limits and with series for
 // everything. How long they take is in the log.
 func TestScrapesOfManyServices(t *testing.T) {
+	t.Parallel()
 	const many = 5000
 	for _, tt := range []struct {
 		name                string
