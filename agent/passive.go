@@ -76,7 +76,9 @@ func (a *Agent) openPassive() {
 	}
 	p := &a.passive
 	p.Detector = passive.New(c)
-	p.datagrams.List = func() ([]conntrack.Flow, error) { return a.conntrack.ListUnanswered(service.UDP) }
+	p.datagrams.List = func() ([]conntrack.Flow, error) {
+		return a.conntrack.List(conntrack.Wanted{Protocol: service.UDP, Unanswered: true})
+	}
 	p.file, p.save = filepath.Join(a.cfg.StateDir, node.EjectionsFile), make(chan struct{}, 1)
 	if known, err := readEjections(p.file); err != nil {
 		a.log.Warn("what was ejected before isn't known", "error", err)
@@ -364,7 +366,7 @@ func (a *Agent) resetConnections(at health.Endpoint) {
 		return
 	}
 	n := a.userspace.Reset(at.Address)
-	flows, err := a.conntrack.ListTo(at.Protocol, at.Address)
+	flows, err := a.conntrack.List(conntrack.Wanted{Protocol: at.Protocol, From: at.Address})
 	var forgotten []conntrack.Flow
 	if severer, ok := a.programmer.plane.(kernel.Severer); ok {
 		severer.Sever(at.Protocol, at.Address)

@@ -319,9 +319,8 @@ func (e *entry) end() {
 	}
 }
 
-// Refresh lists the table, protocol 0 for all, unless that was done within
-// maxAge. list is [Client.List].
-func (a *Accounting) Refresh(maxAge time.Duration, list func(service.Protocol) ([]Flow, error)) error {
+// Refresh lists the table unless that was done within maxAge. list is [Client.List].
+func (a *Accounting) Refresh(maxAge time.Duration, list func(...Wanted) ([]Flow, error)) error {
 	a.refresh.Lock()
 	defer a.refresh.Unlock()
 	a.mu.Lock()
@@ -332,7 +331,7 @@ func (a *Accounting) Refresh(maxAge time.Duration, list func(service.Protocol) (
 	a.ended = map[identity]bool{}
 	a.mu.Unlock()
 	began := time.Now()
-	flows, err := list(0)
+	flows, err := list()
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if err == nil {

@@ -15,8 +15,8 @@ import (
 	"kproxy.dev/kproxy/service"
 )
 
-func listOf(flows ...Flow) func(service.Protocol) ([]Flow, error) {
-	return func(service.Protocol) ([]Flow, error) { return flows, nil }
+func listOf(flows ...Flow) func(...Wanted) ([]Flow, error) {
+	return func(...Wanted) ([]Flow, error) { return flows, nil }
 }
 
 // ledger is an Accounting for one service, with what tests do to it.
@@ -183,7 +183,7 @@ func TestAccountingEnds(t *testing.T) {
 	})
 	t.Run("told while listing", func(t *testing.T) {
 		l := newLedger(t)
-		err := l.Refresh(0, func(service.Protocol) ([]Flow, error) {
+		err := l.Refresh(0, func(...Wanted) ([]Flow, error) {
 			l.Ended(counted(1, 150))
 			return []Flow{counted(1, 100)}, nil
 		})
@@ -363,7 +363,7 @@ func TestAccountingRefresh(t *testing.T) {
 		l := newLedger(t) // which lists
 		time.Sleep(time.Second)
 		lists := 0
-		list := func(service.Protocol) ([]Flow, error) { lists++; return nil, nil }
+		list := func(...Wanted) ([]Flow, error) { lists++; return nil, nil }
 		for _, c := range []struct {
 			wait time.Duration
 			want int
@@ -373,13 +373,13 @@ func TestAccountingRefresh(t *testing.T) {
 				t.Errorf("after %s: %d lists, %v, want %d", c.wait, lists, err, c.want)
 			}
 		}
-		slow := func(service.Protocol) ([]Flow, error) { time.Sleep(300 * time.Millisecond); return nil, nil }
+		slow := func(...Wanted) ([]Flow, error) { time.Sleep(300 * time.Millisecond); return nil, nil }
 		if err := l.Refresh(0, slow); err != nil || l.BackgroundAge() != 30*time.Second {
 			t.Errorf("after a list of 0.3 s: %v, background age %s", err, l.BackgroundAge())
 		}
 		l.refresh(counted(1, 100))
 		broken := errors.New("broken")
-		if err := l.Refresh(0, func(service.Protocol) ([]Flow, error) { return nil, broken }); err != broken {
+		if err := l.Refresh(0, func(...Wanted) ([]Flow, error) { return nil, broken }); err != broken {
 			t.Errorf("got %v, want the list's error", err)
 		}
 		l.want("a list that failed", total(1, 1, 100))

@@ -196,14 +196,14 @@ func TestDumpIsFilteredByTheKernel(t *testing.T) {
 	}
 	for _, tt := range []struct {
 		family byte
-		filter wanted
+		filter Wanted
 		want   int
 	}{
-		{unix.AF_INET, wanted{protocol: service.UDP}, 2}, {unix.AF_INET, wanted{protocol: service.TCP}, 0}, {unix.AF_INET6, wanted{protocol: service.UDP}, 0},
-		{unix.AF_INET, wanted{protocol: service.UDP, unanswered: true}, 1}, {unix.AF_INET, wanted{protocol: service.TCP, unanswered: true}, 0},
-		{unix.AF_UNSPEC, wanted{unanswered: true}, 1}, {unix.AF_UNSPEC, wanted{}, 2},
+		{unix.AF_INET, Wanted{Protocol: service.UDP}, 2}, {unix.AF_INET, Wanted{Protocol: service.TCP}, 0}, {unix.AF_INET6, Wanted{Protocol: service.UDP}, 0},
+		{unix.AF_INET, Wanted{Protocol: service.UDP, Unanswered: true}, 1}, {unix.AF_INET, Wanted{Protocol: service.TCP, Unanswered: true}, 0},
+		{unix.AF_UNSPEC, Wanted{Unanswered: true}, 1}, {unix.AF_UNSPEC, Wanted{}, 2},
 	} {
-		flows, err := c.dump(nil, tt.family, tt.filter, wanted{})
+		flows, err := c.dump(nil, walk{family: tt.family, filter: tt.filter})
 		if err != nil || len(flows) != tt.want {
 			t.Errorf("kernel's filter for %+v of family %d: %d entries, %v, want %d", tt.filter, tt.family, len(flows), err, tt.want)
 		}
@@ -334,7 +334,7 @@ func TestRequestsAfterClose(t *testing.T) {
 	client, pod := at(service.IPv4, clients, 2, 5000), at(service.IPv4, pods, 2, 5353)
 	f := flow(service.IPv4, service.UDP, at(service.IPv4, services, 10, 53), pod)
 	_, _, lookup := lookup(c, service.UDP, pod, client)
-	_, list := c.List(service.UDP)
+	_, list := c.List(Wanted{Protocol: service.UDP})
 	for name, err := range map[string]error{"lookup": lookup, "list": list, "delete": c.Delete(f), "restore": c.Restore(f)} {
 		if !errors.Is(err, fs.ErrClosed) {
 			t.Errorf("%s: got %v, want %v", name, err, fs.ErrClosed)
@@ -550,7 +550,7 @@ func FuzzDecode(f *testing.F) {
 	for _, family := range service.Families {
 		f.Add(full(family))
 		f.Add(getBody(service.UDP, at(family, 1, 1, 1), at(family, 2, 2, 2)))
-		f.Add(appendDump(nil, [2]byte{unix.AF_INET, unix.AF_INET6}[family], wanted{protocol: service.UDP, unanswered: true})[unix.NLMSG_HDRLEN:])
+		f.Add(appendDump(nil, [2]byte{unix.AF_INET, unix.AF_INET6}[family], Wanted{Protocol: service.UDP, Unanswered: true})[unix.NLMSG_HDRLEN:])
 		flow := flow(family, service.UDP, at(family, 1, 1, 1), at(family, 2, 2, 2))
 		f.Add(appendDelete(nil, &flow)[unix.NLMSG_HDRLEN:])
 	}

@@ -258,7 +258,7 @@ func again(t testing.TB, c *net.UDPConn) {
 
 func mustList(t testing.TB, c *Client, p service.Protocol) []Flow {
 	t.Helper()
-	flows, err := c.List(p)
+	flows, err := c.List(Wanted{Protocol: p})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io/fs"
 	"net/netip"
+	"slices"
 
 	"golang.org/x/sys/unix"
 
@@ -16,70 +17,77 @@ import (
 // dumpAttempts bounds how often a dump that the kernel interrupted is begun anew.
 const dumpAttempts = 5
 
-// wanted says which entries a list has. Its zero value is all.
-type wanted struct {
-	protocol   service.Protocol // 0: all
-	unanswered bool             // only flows of which no packet has come back
-	from       netip.AddrPort   // if valid, only flows whose answers come from there
+// Wanted says which flows a list has. Its zero value is all.
+type Wanted struct {
+	Protocol   service.Protocol // 0: all
+	Unanswered bool             // only flows of which no packet has come back
+	From       netip.AddrPort   // if valid, only flows whose answers come from there
 }
 
-func (w wanted) takes(f *Flow) bool {
-	return (w.protocol == 0 || f.Protocol == w.protocol) && !(w.unanswered && f.Answered()) && (!w.from.IsValid() || f.ReplySrc == w.from)
+func (w Wanted) takes(f *Flow) bool {
+	return (w.Protocol == 0 || f.Protocol == w.Protocol) && !(w.Unanswered && f.Answered()) && (!w.From.IsValid() || f.ReplySrc == w.From)
 }
 
-// List returns all entries of both families; p, if it isn't 0, limits it to a
-// protocol. Entries that come or go meanwhile may be missing.
-func (c *Client) List(p service.Protocol) ([]Flow, error) {
-	return c.lists(wanted{protocol: p})
+// few is how many entries cost no more to hand over than going through the kernel's table once more: ten milliseconds.
+const few = 5000
+
+// walk is a time that the kernel goes through its table: it hands over what is filter's, where it can tell, of which those are
+// used that one of takes takes.
+type walk struct {
+	family byte
+	filter Wanted
+	takes  []Wanted
 }
 
-// ListUnanswered is List of flows of which no packet has come
-// back yet. They are few: a list of everything takes a second of CPU with some hundred thousand
-// entries, most of it to hand them over, and this one doesn't.
-func (c *Client) ListUnanswered(p service.Protocol) ([]Flow, error) {
-	return c.lists(wanted{protocol: p, unanswered: true})
-}
-
-// ListTo is List of flows to one endpoint.
-func (c *Client) ListTo(p service.Protocol, endpoint netip.AddrPort) ([]Flow, error) {
-	return c.lists(wanted{protocol: p, from: endpoint})
-}
-
-// lists lets the kernel go through its table once, which takes it ten milliseconds if
-// there is no entry; or, where it shall hand over one protocol of many entries, once for each family,
-// as it takes that filter for no more (ctnetlink_parse_tuple_filter in net/netfilter/nf_conntrack_netlink.c).
-func (c *Client) lists(w wanted) (out []Flow, err error) {
+// List returns the entries of both families that are wanted, each once if no two wants have it; all of them if nothing says which.
+// Entries that come or go meanwhile may be missing. A list of everything takes a second of CPU with some hundred thousand
+// entries, most of it to hand them over, so only those that are wanted are handed over if there are many.
+func (c *Client) List(which ...Wanted) (out []Flow, err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.closed {
 		return nil, fmt.Errorf("list conntrack entries: %w", fs.ErrClosed)
 	}
-	families := []byte{unix.AF_UNSPEC}
-	switch {
-	case w.from.IsValid():
-		families = []byte{service.FamilyOf(w.from.Addr()).Number()}
-	case w.protocol != 0 && !w.unanswered:
-		families = []byte{unix.AF_INET, unix.AF_INET6}
+	each := walks(which)
+	if count, _, err := Use(); len(each) == 0 || len(each) > 1 && err == nil && count <= few {
+		each = []walk{{family: unix.AF_UNSPEC, takes: which}}
 	}
-	for _, family := range families {
-		if out, err = c.list(out, family, w); err != nil {
+	for _, w := range each {
+		if out, err = c.list(out, w); err != nil {
 			return nil, fmt.Errorf("list conntrack entries: %w", err)
 		}
 	}
 	return out, nil
 }
 
+// walks returns how to have handed over no more than what is wanted. The kernel takes the filter of a protocol for no more than one family
+// (ctnetlink_parse_tuple_filter in net/netfilter/nf_conntrack_netlink.c).
+func walks(which []Wanted) (out []walk) {
+	for _, w := range which {
+		families := []byte{unix.AF_UNSPEC}
+		switch {
+		case w.From.IsValid():
+			families = []byte{service.FamilyOf(w.From.Addr()).Number()}
+		case w.Protocol != 0 && !w.Unanswered:
+			families = []byte{unix.AF_INET, unix.AF_INET6}
+		}
+		for _, f := range families {
+			out = append(out, walk{f, w, []Wanted{w}})
+		}
+	}
+	return out
+}
+
 // list retries what the kernel interrupts. If it keeps doing so, the last
 // attempt is used as it is: an entry too few now is better than none ever.
-func (c *Client) list(out []Flow, family byte, w wanted) ([]Flow, error) {
-	filter := w
+func (c *Client) list(out []Flow, w walk) ([]Flow, error) {
 	for attempt := 1; ; attempt++ {
-		flows, err := c.dump(out, family, filter, w)
+		flows, err := c.dump(out, w)
 		switch {
 		case err == nil:
 			return flows, nil
-		case filter != (wanted{}) && (errors.Is(err, unix.EINVAL) || errors.Is(err, unix.EOPNOTSUPP)):
-			filter = wanted{} // a kernel that knows the attribute, but not this use of it
+		case w.filter != (Wanted{}) && (errors.Is(err, unix.EINVAL) || errors.Is(err, unix.EOPNOTSUPP)):
+			w.filter = Wanted{} // a kernel that knows the attribute, but not this use of it
 		case !errors.Is(err, netlink.ErrInterrupted) && !errors.Is(err, unix.EINTR):
 			return nil, err
 		case attempt >= dumpAttempts:
@@ -89,13 +97,13 @@ func (c *Client) list(out []Flow, family byte, w wanted) ([]Flow, error) {
 }
 
 // dump appends what one list has; also what it got before an error.
-func (c *Client) dump(out []Flow, family byte, filter, w wanted) ([]Flow, error) {
+func (c *Client) dump(out []Flow, w walk) ([]Flow, error) {
 	var problem error
-	err := c.dumper.Dump(func(b []byte) []byte { return appendDump(b, family, filter) }, func(body []byte) {
+	err := c.dumper.Dump(func(b []byte) []byte { return appendDump(b, w.family, w.filter) }, func(body []byte) {
 		flow, err := decode(body)
 		if err != nil {
 			problem = err
-		} else if w.takes(&flow) {
+		} else if len(w.takes) == 0 || slices.ContainsFunc(w.takes, func(t Wanted) bool { return t.takes(&flow) }) {
 			out = append(out, flow)
 		}
 	})
@@ -111,7 +119,7 @@ func Sample(n int) (out []Flow, err error) {
 	}
 	defer s.Close()
 	var problem error
-	err = s.DumpWhile(func(b []byte) []byte { return appendDump(b, unix.AF_UNSPEC, wanted{}) }, func(body []byte) bool {
+	err = s.DumpWhile(func(b []byte) []byte { return appendDump(b, unix.AF_UNSPEC, Wanted{}) }, func(body []byte) bool {
 		var f Flow
 		if f, problem = decode(body); problem == nil {
 			out = append(out, f)

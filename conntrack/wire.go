@@ -177,32 +177,32 @@ func appendTranslation(b []byte, typ uint16, to netip.AddrPort) []byte {
 // appendDump asks for all entries of a family, AF_UNSPEC for both, and lets the kernel leave out what
 // w doesn't take: other protocols of one family since Linux 5.8, by status since 5.15. Older ones
 // ignore that.
-func appendDump(b []byte, family byte, w wanted) []byte {
+func appendDump(b []byte, family byte, w Wanted) []byte {
 	b = netlink.AppendNetfilter(netlink.AppendRequest(b, messageGet, unix.NLM_F_DUMP), family)
-	if w.from.IsValid() {
+	if w.From.IsValid() {
 		flags := uint32(filterProtoNum | filterProtoSrcPort)
-		v4 := w.from.Addr().Is4()
+		v4 := w.From.Addr().Is4()
 		if v4 { // of IPv6, the kernel leaves out what is equal (ctnetlink_filter_match_tuple has ipv6_addr_cmp the wrong way round)
 			flags |= filterIPSrc
 		}
 		b = netlink.AppendNested(b, ctaTupleReply, func(b []byte) []byte {
 			if v4 {
-				b = netlink.AppendNested(b, ctaTupleIP, func(b []byte) []byte { return netlink.AppendAddr(b, ctaIPv4Src, w.from.Addr()) })
+				b = netlink.AppendNested(b, ctaTupleIP, func(b []byte) []byte { return netlink.AppendAddr(b, ctaIPv4Src, w.From.Addr()) })
 			}
 			return netlink.AppendNested(b, ctaTupleProto, func(b []byte) []byte {
-				return netlink.AppendUint16(netlink.Append(b, ctaProtoNum, byte(w.protocol)), ctaProtoSrcPort, w.from.Port())
+				return netlink.AppendUint16(netlink.Append(b, ctaProtoNum, byte(w.Protocol)), ctaProtoSrcPort, w.From.Port())
 			})
 		})
 		b = netlink.AppendNested(b, ctaFilter, func(b []byte) []byte {
 			return netlink.AppendNative(b, ctaFilterReplyFlags, flags)
 		})
-	} else if w.protocol != 0 && family != unix.AF_UNSPEC {
+	} else if w.Protocol != 0 && family != unix.AF_UNSPEC {
 		b = netlink.AppendNested(b, ctaTupleOrig, func(b []byte) []byte {
-			return netlink.AppendNested(b, ctaTupleProto, func(b []byte) []byte { return netlink.Append(b, ctaProtoNum, byte(w.protocol)) })
+			return netlink.AppendNested(b, ctaTupleProto, func(b []byte) []byte { return netlink.Append(b, ctaProtoNum, byte(w.Protocol)) })
 		})
 		b = netlink.AppendNested(b, ctaFilter, func(b []byte) []byte { return netlink.AppendNative(b, ctaFilterOrigFlags, filterProtoNum) })
 	}
-	if w.unanswered { // a value and which bits it is about
+	if w.Unanswered { // a value and which bits it is about
 		b = netlink.AppendUint32(b, ctaStatus, 0)
 		b = netlink.AppendUint32(b, ctaStatusMask, statusSeenReply)
 	}

@@ -194,7 +194,7 @@ func listFlows(proto service.Protocol) ([]conntrack.Flow, error) {
 		return nil, err
 	}
 	defer c.Close()
-	return c.List(proto)
+	return c.List(conntrack.Wanted{Protocol: proto})
 }
 
 // leads reports whether the kernel leads a flow to an endpoint.

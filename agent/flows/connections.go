@@ -440,35 +440,24 @@ func Departed(d plan.Delta) (out []health.Endpoint) {
 
 // To returns the flows to endpoints that have been answered, userspace's among them: the kernel tracks its connections, too.
 func To(c *conntrack.Client, endpoints []health.Endpoint) (map[health.Endpoint][]passive.Flow, error) {
-	out := make(map[health.Endpoint][]passive.Flow, len(endpoints))
-	add := func(at health.Endpoint, flows []conntrack.Flow) {
-		for i := range flows {
-			if f := &flows[i]; f.Answered() && !f.Refused() {
-				out[at] = append(out[at], passive.Flow{ID: f.Key(), Open: f.Open(), Received: f.ReplyBytes})
-			}
-		}
-	}
-	if len(endpoints) <= listEach {
-		for _, at := range endpoints {
-			flows, err := c.ListTo(at.Protocol, at.Address)
-			if err != nil {
-				return nil, err
-			}
-			add(at, flows)
-		}
-		return out, nil
-	}
-	wanted := make(map[health.Endpoint]bool, len(endpoints))
+	asked := make(map[health.Endpoint]bool, len(endpoints))
+	var which []conntrack.Wanted
 	for _, at := range endpoints {
-		wanted[at] = true
+		asked[at] = true
+		which = append(which, conntrack.Wanted{Protocol: at.Protocol, From: at.Address})
 	}
-	flows, err := c.List(0)
+	if len(which) > listEach {
+		which = nil
+	}
+	flows, err := c.List(which...)
 	if err != nil {
 		return nil, err
 	}
+	out := make(map[health.Endpoint][]passive.Flow, len(endpoints))
 	for i := range flows {
-		if at := (health.Endpoint{Protocol: flows[i].Protocol, Address: flows[i].ReplySrc}); wanted[at] {
-			add(at, flows[i:i+1])
+		f := &flows[i]
+		if at := (health.Endpoint{Protocol: f.Protocol, Address: f.ReplySrc}); asked[at] && f.Answered() && !f.Refused() {
+			out[at] = append(out[at], passive.Flow{ID: f.Key(), Open: f.Open(), Received: f.ReplyBytes})
 		}
 	}
 	return out, nil

@@ -27,11 +27,8 @@ import (
 // come while it runs are one clean-up.
 type StaleCleanup struct {
 	Config
-	// stale deletes what going from a former plan to p has made stale.
-	stale func(former []*plan.Plan, p *plan.Plan) error
-	// halfOpen deletes what waits for endpoints that p doesn't use.
-	halfOpen func(p *plan.Plan) error
-	coming   atomic.Pointer[plan.Plan] // that the fast loop carries out, or last tried to
+	sweep  func(w pending, p *plan.Plan) error // looks for what is pending and deletes it
+	coming atomic.Pointer[plan.Plan]           // that the fast loop carries out, or last tried to
 
 	wake chan struct{} // 1 slot: triggers coalesce
 
@@ -55,7 +52,7 @@ type Config struct {
 // NewStaleCleanup returns a StaleCleanup that does nothing before Run.
 func NewStaleCleanup(c Config) *StaleCleanup {
 	s := &StaleCleanup{Config: c, wake: make(chan struct{}, 1)}
-	s.stale, s.halfOpen = s.deleteStale, s.deleteHalfOpen
+	s.sweep = s.deleteLeft
 	return s
 }
 
@@ -201,32 +198,43 @@ func (s *StaleCleanup) do(w pending, p *plan.Plan) error {
 	if w.empty() {
 		return nil
 	}
-	start := time.Now()
 	if w.stale {
+		start := time.Now()
 		defer func() { s.Cleaned(time.Since(start)) }()
 		if len(w.former) == 0 {
 			w.former = []*plan.Plan{nil}
 		}
-		if err := s.stale(w.former, p); err != nil {
-			return err
-		}
 	}
-	if !w.halfOpen {
-		return nil
-	}
-	return s.halfOpen(p)
+	return s.sweep(w, p)
 }
 
-// deleteHalfOpen deletes the TCP entries that wait for endpoints which p doesn't use.
-func (s *StaleCleanup) deleteHalfOpen(p *plan.Plan) error {
-	flows, err := s.Conntrack.ListUnanswered(service.TCP)
+// deleteLeft deletes the UDP entries that going from the former plans to p has made stale, and the TCP entries that wait for
+// endpoints which p doesn't use. The kernel goes through its table once for both.
+func (s *StaleCleanup) deleteLeft(w pending, p *plan.Plan) error {
+	var which []conntrack.Wanted
+	if w.stale {
+		which = append(which, conntrack.Wanted{Protocol: service.UDP})
+	}
+	if w.halfOpen {
+		which = append(which, conntrack.Wanted{Protocol: service.TCP, Unanswered: true})
+	}
+	flows, err := s.Conntrack.List(which...)
 	if err != nil {
 		return err
 	}
-	for _, by := range s.plansSince(p) {
-		flows = conntrack.HalfOpen(flows, by, s.Local)
+	plans := s.plansSince(p) // after the list
+	if w.stale {
+		if err := s.deleteStale(flows, w.former, plans); err != nil {
+			return err
+		}
 	}
-	return s.delete(flows)
+	if w.halfOpen {
+		for _, by := range plans {
+			flows = conntrack.HalfOpen(flows, by, s.Local)
+		}
+		return s.delete(flows)
+	}
+	return nil
 }
 
 // plansSince returns p and the plans that were computed after it. Flows that are
@@ -242,14 +250,8 @@ func (s *StaleCleanup) plansSince(p *plan.Plan) []*plan.Plan {
 	return out
 }
 
-// deleteStale deletes the UDP entries that going from the former plans to p has
-// made stale.
-func (s *StaleCleanup) deleteStale(former []*plan.Plan, p *plan.Plan) error {
-	flows, err := s.Conntrack.List(service.UDP)
-	if err != nil {
-		return err
-	}
-	plans := s.plansSince(p) // after the list
+// deleteStale deletes the UDP entries among flows that going from the former plans to any of plans has made stale.
+func (s *StaleCleanup) deleteStale(flows []conntrack.Flow, former, plans []*plan.Plan) error {
 	_, udp := s.Userspace.Ports()
 	alive := liveFlows(s.Userspace.Connections())
 	c := conntrack.StaleConfig{
@@ -265,7 +267,7 @@ func (s *StaleCleanup) deleteStale(former []*plan.Plan, p *plan.Plan) error {
 		for _, f := range stale {
 			deleted[f] = true
 		}
-		flows = slices.DeleteFunc(flows, func(f conntrack.Flow) bool { return deleted[f] })
+		flows = slices.DeleteFunc(slices.Clone(flows), func(f conntrack.Flow) bool { return deleted[f] })
 	}
 	return nil
 }
@@ -298,7 +300,7 @@ func (s *StaleCleanup) ForgetListener() error {
 	if p == nil {
 		return nil
 	}
-	flows, err := s.Conntrack.List(service.UDP)
+	flows, err := s.Conntrack.List(conntrack.Wanted{Protocol: service.UDP})
 	if err != nil {
 		return fmt.Errorf("list UDP flows: %w", err)
 	}

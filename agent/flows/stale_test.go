@@ -65,21 +65,17 @@ func TestStaleCleanup(t *testing.T) {
 		failing := true
 		s := &StaleCleanup{
 			Config: Config{Log: slog.New(slog.DiscardHandler), Plan: func() *plan.Plan { return tt.now }, Cleaned: func(time.Duration) {}}, wake: make(chan struct{}, 1),
-			stale: func(former []*plan.Plan, p *plan.Plan) error {
+			sweep: func(w pending, _ *plan.Plan) error {
 				if failing {
 					return errors.New("no buffer space")
 				}
-				got.stale, got.former = true, former
-				return nil
-			},
-			halfOpen: func(*plan.Plan) error {
-				got.halfOpen = true
+				got = w
 				return nil
 			},
 		}
 		tt.do(s)
-		if err := s.clean(); (err != nil) != tt.want.stale || (s.Report() != nil) != tt.want.stale {
-			t.Errorf("%s: error %v, reported %v; want one only if stale entries are looked for", tt.name, err, s.Report())
+		if err := s.clean(); (err != nil) == tt.want.empty() || (s.Report() != nil) == tt.want.empty() {
+			t.Errorf("%s: error %v, reported %v; want one only if entries are looked for", tt.name, err, s.Report())
 		}
 		if failing = false; s.clean() != nil || s.Report() != nil {
 			t.Errorf("%s: a second attempt fails: %v", tt.name, s.Report())
@@ -109,8 +105,7 @@ func TestSweepByThePlanThatOwes(t *testing.T) {
 		}
 		return p
 	}
-	s.stale = func(_ []*plan.Plan, p *plan.Plan) error { by = append(by, p); return nil }
-	s.halfOpen = func(*plan.Plan) error { return nil }
+	s.sweep = func(_ pending, p *plan.Plan) error { by = append(by, p); return nil }
 	for s.All(); len(s.wake) > 0; {
 		<-s.wake
 		if err := s.clean(); err != nil {
@@ -126,7 +121,7 @@ func TestSweepByThePlanThatOwes(t *testing.T) {
 func TestSweepsThatFailKeepFewPlans(t *testing.T) {
 	s := &StaleCleanup{wake: make(chan struct{}, 1), Config: Config{Log: slog.New(slog.DiscardHandler), Cleaned: func(time.Duration) {}}}
 	s.Plan = func() *plan.Plan { return &plan.Plan{} }
-	s.stale = func([]*plan.Plan, *plan.Plan) error { return errors.New("no") }
+	s.sweep = func(pending, *plan.Plan) error { return errors.New("no") }
 	for range 10 * maxFormer {
 		s.Written(&plan.Plan{}, plan.Delta{Full: true})
 		s.clean()
@@ -144,8 +139,14 @@ func TestHalfOpenSearchesAreOne(t *testing.T) {
 		var udp, tcp atomic.Int32
 		s := &StaleCleanup{
 			wake: make(chan struct{}, 1), Config: Config{Log: slog.New(slog.DiscardHandler), Cleaned: func(time.Duration) {}, Plan: func() *plan.Plan { return &plan.Plan{} }},
-			stale:    func([]*plan.Plan, *plan.Plan) error { udp.Add(1); return nil },
-			halfOpen: func(*plan.Plan) error { tcp.Add(1); return nil },
+			sweep: func(w pending, _ *plan.Plan) error {
+				if w.stale {
+					udp.Add(1)
+				} else {
+					tcp.Add(1)
+				}
+				return nil
+			},
 		}
 		var running sync.WaitGroup
 		running.Go(func() { s.Run(ctx) })

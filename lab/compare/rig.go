@@ -212,7 +212,7 @@ func (r *rig) measure(ctx context.Context, l load.Load, first netip.Addr) (load.
 	var flows []conntrack.Flow
 	if err == nil {
 		// The protocol isn't asked for: filtered dumps are newer than some kernels.
-		flows, err = r.table.List(0)
+		flows, err = r.table.List()
 	}
 	if err == nil {
 		err = checkCarried(r.plane, l.Kind, out.Witnesses, flows)

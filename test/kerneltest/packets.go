@@ -216,7 +216,7 @@ func lateRefusal(s *Scene, x *Subject) {
 		answered <- answer{server, err}
 	}()
 	for {
-		flows, err := table.ListTo(service.TCP, closed)
+		flows, err := table.List(conntrack.Wanted{Protocol: service.TCP, From: closed})
 		s.must(err)
 		if len(flows) > 0 || len(answered) > 0 {
 			break
