@@ -67,10 +67,9 @@ vm_itself() {
 end_to_end() { KPROXY_E2E_MODE=nftables tests end-to-end -count=1 -timeout=30m -skip="$elsewhere" ./test/e2e; }
 
 in_iptables() {
-	not_idle
 	local planes same
 	. test/e2e/planes.sh
-	label=" (iptables)" KPROXY_E2E_MODE=iptables tests iptables -count=1 -timeout=30m -parallel=$((3 * $(nproc) / 2)) -run="^Test($planes|IPTables.*|TakeoverBetweenReleases)\$" -skip="$same|$elsewhere" ./test/e2e
+	label=" (iptables)" KPROXY_E2E_MODE=iptables tests iptables -count=1 -timeout=30m -run="^Test($planes|IPTables.*|TakeoverBetweenReleases)\$" -skip="$same|$elsewhere" ./test/e2e
 }
 
 # in_chaos runs takeovers, kills, stops and flushes at random, beside others, as clients wait for most of their time. `make soak`
@@ -280,10 +279,10 @@ everything() {
 	stage unit unit
 	beside late may_end_late
 	beside chaos in_chaos
-	beside "mode iptables" in_iptables
 	stage end-to-end end_to_end
-	beside conformance with_cluster
 	beside bench bench_works
+	stage "mode iptables" in_iptables
+	beside conformance with_cluster
 	stage browser with_browser
 	beside vm vm_itself
 	stage kubernetes with_kubernetes

@@ -109,7 +109,16 @@ func (r *rollout) replace(old, young *lab.Backend) {
 		return nil
 	})
 	r.roll(old, func(e *lab.ManifestEndpoint) { e.NotServing = true })
-	sleep(300 * time.Millisecond) // what it has received it still answers
+	r.eventually(20*time.Second, old.Name+" to have no clients of UDP", func() error {
+		rows, err := r.client.Connections(r.ctx, "")
+		for _, c := range rows {
+			if c.Protocol == "udp" && slices.Contains(old.Addresses, c.Endpoint.Addr()) {
+				return fmt.Errorf("%s has %s", c.Service, c.Client)
+			}
+		}
+		return err
+	})
+	time.Sleep(patience(300 * time.Millisecond)) // what it has received it still answers
 	old.Stop()
 	for i := range r.services {
 		r.services[i] = r.services[i].Without(old.Name)
