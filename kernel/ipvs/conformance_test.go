@@ -112,7 +112,7 @@ func TestConformanceOfKernel(t *testing.T) {
 func openKernel(t *testing.T, faults *kerneltest.Faults) kerneltest.System {
 	kerneltest.Namespace(t)
 	table := openTable(t)
-	run(t, "ipset create FOREIGN hash:ip; ipset add FOREIGN 192.0.2.1; ip link add foreign0 type dummy; ip link set foreign0 addrgenmode none up; "+
+	run(t, "ipset create FOREIGN hash:ip; ipset add FOREIGN 192.0.2.1; ip link add foreign0 type dummy; ip link set foreign0 addrgenmode none; ip link set foreign0 up; "+
 		"ip addr add 10.96.0.1/32 dev foreign0; ip addr add fd00:99::1/128 dev foreign0 nodad")
 	for _, v := range foreignVirtuals() {
 		add(t, table, v)
