@@ -58,8 +58,9 @@ func (c *Config) SetBy(flag string) any {
 // texts returns the values of all parts as their flags would take them.
 func (c Config) texts() map[string]string {
 	out := map[string]string{}
+	values := reflect.ValueOf(c)
 	for _, p := range parts() {
-		v := reflect.Indirect(reflect.ValueOf(c).FieldByIndex(p.index))
+		v := reflect.Indirect(values.FieldByIndex(p.index))
 		switch {
 		case !v.IsValid(): // a nil pointer
 			out[p.name] = ""

@@ -54,8 +54,9 @@ var kernelTimeouts = []string{
 // when they are opened.
 func (c Config) Validate() error {
 	var found problems
+	values := reflect.ValueOf(c)
 	for _, part := range parts() {
-		v := reflect.Indirect(reflect.ValueOf(c).FieldByIndex(part.index))
+		v := reflect.Indirect(values.FieldByIndex(part.index))
 		if limits, ok := numbers[part.flag]; ok && v.IsValid() && (int(v.Int()) < limits[0] || int(v.Int()) > limits[1]) {
 			found.add(part.flag, "%d is out of range; use %d to %d", v.Int(), limits[0], limits[1])
 		}

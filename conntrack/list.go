@@ -21,22 +21,28 @@ const dumpAttempts = 5
 type Wanted struct {
 	Protocol   service.Protocol // 0: all
 	Unanswered bool             // only flows of which no packet has come back
-	From       netip.AddrPort   // if valid, only flows whose answers come from there
+	From       netip.AddrPort   // if valid, only flows whose answers come from there; it wants a Protocol
 }
 
 func (w Wanted) takes(f *Flow) bool {
 	return (w.Protocol == 0 || f.Protocol == w.Protocol) && !(w.Unanswered && f.Answered()) && (!w.From.IsValid() || f.ReplySrc == w.From)
 }
 
-// few is how many entries cost no more to hand over than going through the kernel's table once more: ten milliseconds.
+// few is how many entries cost no more to hand over, 2 µs each, than going through the kernel's table once more, some
+// milliseconds however few there are.
 const few = 5000
 
-// walk is a time that the kernel goes through its table: it hands over what is filter's, where it can tell, of which those are
-// used that one of takes takes.
+// shortTable reports whether the table has few entries. Nothing but speed depends on it: it may be asked of another namespace.
+func shortTable() bool {
+	count, _, err := Use()
+	return err == nil && count <= few
+}
+
+// walk describes one list that the kernel makes.
 type walk struct {
-	family byte
-	filter Wanted
-	takes  []Wanted
+	family byte     // of protocols; AF_UNSPEC for all
+	filter Wanted   // what it hands over, where it knows such a filter
+	takes  []Wanted // what of that is used; all if empty
 }
 
 // List returns the entries of both families that are wanted, each once if no two wants have it; all of them if nothing says which.
@@ -49,7 +55,7 @@ func (c *Client) List(which ...Wanted) (out []Flow, err error) {
 		return nil, fmt.Errorf("list conntrack entries: %w", fs.ErrClosed)
 	}
 	each := walks(which)
-	if count, _, err := Use(); len(each) == 0 || len(each) > 1 && err == nil && count <= few {
+	if len(each) != 1 && (len(each) == 0 || shortTable()) {
 		each = []walk{{family: unix.AF_UNSPEC, takes: which}}
 	}
 	for _, w := range each {

@@ -1,9 +1,11 @@
 package conntrack
 
 import (
+	"net"
 	"net/netip"
 	"slices"
 	"testing"
+	"time"
 
 	"kproxy.dev/kproxy/service"
 )
@@ -43,7 +45,24 @@ func TestListOfSeveral(t *testing.T) {
 	for _, f := range service.Families {
 		server(t, at(f, pods, 2, 5353))
 		again(t, ask(t, at(f, clients, 2, 5000), at(f, pods, 2, 5353)))
-		want = append(want, at(f, clients, 2, 5000))
+		served, silent := at(f, pods, 2, 80), at(f, pods, 2, 81)
+		l, err := net.ListenTCP("tcp", net.TCPAddrFromAddrPort(served))
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer l.Close()
+		answered, err := net.DialTCP("tcp", net.TCPAddrFromAddrPort(at(f, clients, 2, 5001)), l.Addr().(*net.TCPAddr))
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer answered.Close()
+		command(t, map[service.Family]string{service.IPv4: "iptables", service.IPv6: "ip6tables"}[f], "-w", "-t", "raw", "-A", "PREROUTING", "-p", "tcp", "--dport", "81", "-j", "DROP")
+		d := net.Dialer{Timeout: 50 * time.Millisecond, LocalAddr: net.TCPAddrFromAddrPort(at(f, clients, 2, 5002))}
+		if c, err := d.Dial("tcp", silent.String()); err == nil {
+			c.Close()
+			t.Fatalf("%s answers", silent)
+		}
+		want = append(want, at(f, clients, 2, 5000), at(f, clients, 2, 5002))
 	}
 	which := []Wanted{{Protocol: service.UDP}, {Protocol: service.TCP, Unanswered: true}}
 	once, err := c.List(which...)

@@ -412,7 +412,7 @@ func compareRows(x, y plan.ConnectionStatus) int {
 	)
 }
 
-// listEach is for how many endpoints connections are looked up one by one; for more, one list of all is cheaper.
+// listEach is for how many endpoints a list asks by name; for more, one of everything is cheaper.
 const listEach = 8
 
 // Departed returns the TCP endpoints that are gone, or neither ready nor serving any more, but for those of services that
@@ -447,7 +447,7 @@ func To(c *conntrack.Client, endpoints []health.Endpoint) (map[health.Endpoint][
 		which = append(which, conntrack.Wanted{Protocol: at.Protocol, From: at.Address})
 	}
 	if len(which) > listEach {
-		which = nil
+		which = nil // all
 	}
 	flows, err := c.List(which...)
 	if err != nil {

@@ -208,8 +208,8 @@ func (s *StaleCleanup) do(w pending, p *plan.Plan) error {
 	return s.sweep(w, p)
 }
 
-// deleteLeft deletes the UDP entries that going from the former plans to p has made stale, and the TCP entries that wait for
-// endpoints which p doesn't use. The kernel goes through its table once for both.
+// deleteLeft deletes the TCP entries that wait for endpoints which p doesn't use, and the UDP entries that going from the former
+// plans to p has made stale. The kernel goes through a short table once for both.
 func (s *StaleCleanup) deleteLeft(w pending, p *plan.Plan) error {
 	var which []conntrack.Wanted
 	if w.stale {
@@ -223,16 +223,17 @@ func (s *StaleCleanup) deleteLeft(w pending, p *plan.Plan) error {
 		return err
 	}
 	plans := s.plansSince(p) // after the list
-	if w.stale {
-		if err := s.deleteStale(flows, w.former, plans); err != nil {
+	if w.halfOpen {          // first, as an endpoint that terminates may answer meanwhile
+		waiting := flows
+		for _, by := range plans {
+			waiting = conntrack.HalfOpen(waiting, by, s.Local)
+		}
+		if err := s.delete(waiting); err != nil {
 			return err
 		}
 	}
-	if w.halfOpen {
-		for _, by := range plans {
-			flows = conntrack.HalfOpen(flows, by, s.Local)
-		}
-		return s.delete(flows)
+	if w.stale {
+		return s.deleteStale(flows, w.former, plans)
 	}
 	return nil
 }
@@ -250,7 +251,8 @@ func (s *StaleCleanup) plansSince(p *plan.Plan) []*plan.Plan {
 	return out
 }
 
-// deleteStale deletes the UDP entries among flows that going from the former plans to any of plans has made stale.
+// deleteStale deletes the UDP entries among flows that going from one of the former plans to each of plans has made stale. It
+// alters flows.
 func (s *StaleCleanup) deleteStale(flows []conntrack.Flow, former, plans []*plan.Plan) error {
 	_, udp := s.Userspace.Ports()
 	alive := liveFlows(s.Userspace.Connections())
@@ -267,7 +269,7 @@ func (s *StaleCleanup) deleteStale(flows []conntrack.Flow, former, plans []*plan
 		for _, f := range stale {
 			deleted[f] = true
 		}
-		flows = slices.DeleteFunc(slices.Clone(flows), func(f conntrack.Flow) bool { return deleted[f] })
+		flows = slices.DeleteFunc(flows, func(f conntrack.Flow) bool { return deleted[f] })
 	}
 	return nil
 }

@@ -17,4 +17,5 @@ planes+="|TraceNamesFaults|MetricsOfTheKernel|RefusedClientsAreListed|Bugreport"
 # a packet before a service's own way begins or after it.
 same="^TestTraceFlows\$/./^(by-.*|on-bridge|detector-and-all|masquerade-all|unnumbered|bridged)\$"
 same+="|^TestTraceNamesFaults\$/./^(no_route_at_all|the_endpoint.s_(route_is_missing|link|neighbour|address)|the_link.s_other|the_client.s_neighbour|IPv6:_the_endpoint.s|UDP:_the_endpoint.s_firewall_drops)"
-same+="|^TestTraceNamesFaults\$/./^(a_mesh|the_client.s_firewall|the_client_has_no|DNAT_to|redirect_to|TPROXY|a_rule_drops_in_raw|the_endpoint.s_route_is_(unreachable|prohibited)|strict_reverse)"
+same+="|^TestTraceNamesFaults\$/./^(a_mesh|the_client.s_firewall|the_client_has_no|DNAT_to|redirect_to|TPROXY|a_rule_drops_in_raw|the_endpoint.s_route_is_(unreachable|prohibited)|strict_reverse"
+same+="|the_endpoint.s_(firewall_(resets|drops_answers|drops_later|admits)|gateway|strict)|the_endpoint_(has|answers)|ARP_is_off|the_client_drops)"

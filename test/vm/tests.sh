@@ -12,7 +12,7 @@ module=$(go list -m)
 bin=$PWD/bin/vm/${1:-all}
 
 # A row is its guest, a package, what tells this run of it, and its environment and
-# arguments. A guest's rows run one after another in one boot, and guests start in this order: the longest first. The arguments #1/2
+# arguments. A guest's rows run one after another in one boot, and guests start in this order, or that of GUEST...: the longest first. The arguments #1/2
 # and #2/2 share out the tests of mode ipvs. Of mode iptables those run that one kernel's
 # tables, sets and connection tracking could do otherwise than another's, unless mode nftables shows it on this kernel.
 . test/e2e/planes.sh
@@ -61,7 +61,7 @@ rows=(
 	"clock    test/deploy   (vm)            -test.run=^TestServe\$/^nft,_firewall_true\$" # with the image that test/deploy made here
 )
 # Where user-mode Linux doesn't boot, guests are what accel.sh says, many times slower.
-[[ -n ${KPROXY_VM_ACCEL:-} ]] || ! KPROXY_VM_ACCEL=uml KPROXY_VM_TIMEOUT=60 test/vm/run.sh true >&2 || export KPROXY_VM_ACCEL=uml
+[[ -n ${KPROXY_VM_ACCEL:-} ]] || ! KPROXY_VM_ACCEL=uml KPROXY_VM_TIMEOUT=600 test/vm/run.sh true >&2 || export KPROXY_VM_ACCEL=uml
 
 binary() { echo "$bin/${1//\//-}.test"; }
 
@@ -103,7 +103,7 @@ events() { (flock 9 && cat) 9>"$bin/lock"; }
 guest() {
 	local began=$SECONDS
 	[[ $1 != clock ]] || local -x KPROXY_VM_CLOCK=real
-	KPROXY_VM_TIMEOUT=2700 KPROXY_VM_SILENCE=1200 test/vm/run.sh bash -c "$2" >"$bin/$1.json" ||
+	KPROXY_VM_TIMEOUT=5400 KPROXY_VM_SILENCE=1200 test/vm/run.sh bash -c "$2" >"$bin/$1.json" ||
 		printf '{"Action":"fail","Package":"vm (%s)"}\n' "$1" >>"$bin/$1.json"
 	printf '{"Action":"stage","Package":"guest %s","Elapsed":%d}\n' "$1" $((SECONDS - began)) >>"$bin/$1.json"
 	events <"$bin/$1.json"
