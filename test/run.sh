@@ -352,7 +352,7 @@ if ! test/last.sh >/dev/null; then
 	elsewhere+='|^TestTakeoverBetweenReleases$'
 	echo "TestTakeoverBetweenReleases doesn't run: this clone lacks the last release's commit (git fetch --unshallow --tags)" >&2
 fi
-echo "every check and test: 35 minutes on two processors the first time" >&2
+echo "every check and test: 25 minutes on two processors, 40 the first time" >&2
 # What takes minutes where it isn't kept from before is built in the time that tests wait;
 # each with all it starts is a process group, which ends with this script. It isn't a session of its own: the kernel shares
 # processors out among sessions first, whatever they run (sched_autogroup(7)).

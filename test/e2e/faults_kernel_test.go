@@ -190,7 +190,7 @@ func (w *world) repaired(t *testing.T, before string) {
 		if time.Since(start) > patience(8*time.Second) {
 			t.Fatalf("not repaired after %s:\n%s", time.Since(start), difference(before, now))
 		}
-		time.Sleep(max(lasting(200*time.Millisecond), min(time.Since(began), time.Second))) // a dozen programs have run
+		time.Sleep(max(lasting(500*time.Millisecond), min(time.Since(began), time.Second))) // a dozen programs have run
 	}
 }
 

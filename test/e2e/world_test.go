@@ -166,12 +166,12 @@ func (w *world) startAgain() {
 	})
 }
 
-// eventually polls until f returns nil. limit is for a machine of usual speed with no load besides. Where f runs programs and takes long, it is
-// asked less often: what it looks for needs the processor too.
+// eventually polls until f returns nil. limit is for a machine of usual speed with no load besides. What takes long, or where f runs
+// programs, is asked less often: what it looks for needs the processor too.
 func (w *world) eventually(limit time.Duration, what string, f func() error) {
 	w.Helper()
 	start := time.Now()
-	for poll := 20 * time.Millisecond; ; poll = min(2*poll, within(20*time.Millisecond)) {
+	for poll := 20 * time.Millisecond; ; poll = min(poll*5/4, within(100*time.Millisecond)) {
 		began := time.Now()
 		err := f()
 		if err == nil {
