@@ -47,7 +47,7 @@ var variant = func() string {
 	return "nft"
 }()
 
-// setParallel has three tests run at a time for each processor unless -parallel says otherwise, as they mostly wait. In a slow guest
+// setParallel has two tests run at a time for each processor unless -parallel says otherwise, as they mostly wait. In a slow guest
 // one does: its processor has no time left that tests wait for, and what waits for it misses deadlines.
 func setParallel() error {
 	given := false
@@ -58,5 +58,5 @@ func setParallel() error {
 	if slow > 1 {
 		return flag.Set("test.parallel", "1")
 	}
-	return flag.Set("test.parallel", strconv.Itoa(3*runtime.NumCPU()))
+	return flag.Set("test.parallel", strconv.Itoa(2*runtime.NumCPU()))
 }

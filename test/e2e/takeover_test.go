@@ -701,7 +701,7 @@ func TestTakeoverInAPod(t *testing.T) {
 	w.env = []string{"KUBERNETES_SERVICE_HOST=192.0.2.1"}
 	m := newManifest("web", 10, w.net.Backends...)
 	w.must(m.Write(w.manifests))
-	w.start("--mode", "userspace")
+	w.start("--mode", "userspace", "--drain-timeout", "1m") // it drains until it is taken over from
 	for _, end := range []func(last, next *lab.Process){
 		func(last, next *lab.Process) {
 			began := time.Now()
