@@ -166,8 +166,8 @@ func (w *world) startAgain() {
 	})
 }
 
-// eventually polls until f returns nil. limit is for a machine of usual speed with no load besides. What takes long, or where f runs
-// programs, is asked less often: what it looks for needs the processor too.
+// eventually polls until f returns nil. limit is for a machine of usual speed with no load besides. It asks less often
+// the longer it waits, and where f runs programs and takes long: what it looks for needs the processor too.
 func (w *world) eventually(limit time.Duration, what string, f func() error) {
 	w.Helper()
 	start := time.Now()

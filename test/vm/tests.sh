@@ -21,9 +21,8 @@ tables="OffloadByItself|DamageIsRepaired|IPTablesLegacyVariant|InvalidPackets|UD
 # Of patterns that begin alike the first counts, so the shorter ones come first.
 # Takeovers carry more streams than a guest does.
 skip="^TestTakeover\$"
-# What measures processors' time, and what sends as fast as it can until a time is up, wants a clock that goes on meanwhile; and so
-# does a SYN that comes again: IPVS has its former connection expire at the next tick, and finds either one until then.
-clock="Compare|ForgottenConnectionsGoOn|IPVSDeletedServiceDrains|KernelRefusalCostsNoRequest"
+# What measures processors' time, and what sends as fast as it can until a time is up, wants a clock that goes on meanwhile.
+clock="Compare|ForgottenConnectionsGoOn|IPVSDeletedServiceDrains"
 skip+="|^Test($clock)\$"
 # What goes by userspace only.
 skip+="|^TestServiceIsEdited\$/^userspace\$|^TestUDPFlowsFollowChanges\$/^userspace\$|^TestTraceNamesFaults\$/^userspace\$|^TestAnotherProxy\$/userspace\$"
