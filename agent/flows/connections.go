@@ -439,7 +439,7 @@ func Departed(d plan.Delta) (out []health.Endpoint) {
 }
 
 // To returns the flows to endpoints that have been answered, userspace's among them: the kernel tracks its connections, too.
-func To(c *conntrack.Client, endpoints []health.Endpoint) (map[health.Endpoint][]passive.Flow, error) {
+func To(list func(...conntrack.Wanted) ([]conntrack.Flow, error), endpoints []health.Endpoint) (map[health.Endpoint][]passive.Flow, error) {
 	asked := make(map[health.Endpoint]bool, len(endpoints))
 	var which []conntrack.Wanted
 	for _, at := range endpoints {
@@ -447,9 +447,9 @@ func To(c *conntrack.Client, endpoints []health.Endpoint) (map[health.Endpoint][
 		which = append(which, conntrack.Wanted{Protocol: at.Protocol, From: at.Address})
 	}
 	if len(which) > listEach {
-		which = nil // all
+		which = []conntrack.Wanted{{}}
 	}
-	flows, err := c.List(which...)
+	flows, err := list(which...)
 	if err != nil {
 		return nil, err
 	}

@@ -27,7 +27,7 @@ import (
 // come while it runs are one clean-up.
 type StaleCleanup struct {
 	Config
-	sweep  func(w pending, p *plan.Plan) error // looks for what is pending and deletes it
+	sweep  func(w pending, p *plan.Plan, which []conntrack.Wanted) ([]conntrack.Flow, error) // looks for what is pending, and deletes it
 	coming atomic.Pointer[plan.Plan]           // that the fast loop carries out, or last tried to
 
 	wake chan struct{} // 1 slot: triggers coalesce
@@ -161,7 +161,7 @@ func (s *StaleCleanup) Run(ctx context.Context) error {
 		case <-s.wake:
 		case <-retry.C:
 		}
-		err := s.clean()
+		_, err := s.clean()
 		if err == nil {
 			retry.Stop()
 			wait = retryFirst
@@ -173,8 +173,18 @@ func (s *StaleCleanup) Run(ctx context.Context) error {
 	}
 }
 
-// clean does what is pending, by the plan that is in force now.
-func (s *StaleCleanup) clean() error {
+// List is [conntrack.Client.List] for who asks after a change: a clean-up that waits for others doesn't wait longer, and is done
+// with the same list. The flows that it deletes may be returned.
+func (s *StaleCleanup) List(which ...conntrack.Wanted) ([]conntrack.Flow, error) {
+	flows, err := s.clean(which...)
+	if err != nil {
+		s.trigger() // a clean-up may have failed, which Run tries again
+	}
+	return flows, err
+}
+
+// clean does what is pending, by the plan that is in force now, and lists which in doing so.
+func (s *StaleCleanup) clean(which ...conntrack.Wanted) ([]conntrack.Flow, error) {
 	s.mu.Lock()
 	w := s.pending
 	s.pending, s.soon = pending{}, false
@@ -182,22 +192,23 @@ func (s *StaleCleanup) clean() error {
 	// Only now: a plan is in force before it requests anything, and what a later one
 	// requests is the next clean-up's.
 	p := s.Plan()
+	var flows []conntrack.Flow
 	var err error
-	if p != nil {
-		err = s.do(w, p)
+	if p != nil && (!w.empty() || len(which) > 0) {
+		flows, err = s.do(w, p, which)
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.err = err; err != nil || p == nil { // it waits for the first plan
-		s.pending.add(w)
+	if !w.empty() {
+		s.err = err
+		if err != nil || p == nil { // it waits for the first plan
+			s.pending.add(w)
+		}
 	}
-	return err
+	return flows, err
 }
 
-func (s *StaleCleanup) do(w pending, p *plan.Plan) error {
-	if w.empty() {
-		return nil
-	}
+func (s *StaleCleanup) do(w pending, p *plan.Plan, which []conntrack.Wanted) ([]conntrack.Flow, error) {
 	if w.stale {
 		start := time.Now()
 		defer func() { s.Cleaned(time.Since(start)) }()
@@ -205,13 +216,12 @@ func (s *StaleCleanup) do(w pending, p *plan.Plan) error {
 			w.former = []*plan.Plan{nil}
 		}
 	}
-	return s.sweep(w, p)
+	return s.sweep(w, p, which)
 }
 
 // deleteLeft deletes the TCP entries that wait for endpoints which p doesn't use, and the UDP entries that going from the former
-// plans to p has made stale. The kernel goes through a short table once for both.
-func (s *StaleCleanup) deleteLeft(w pending, p *plan.Plan) error {
-	var which []conntrack.Wanted
+// plans to p has made stale. The kernel goes through a short table once for both, and for which.
+func (s *StaleCleanup) deleteLeft(w pending, p *plan.Plan, which []conntrack.Wanted) ([]conntrack.Flow, error) {
 	if w.stale {
 		which = append(which, conntrack.Wanted{Protocol: service.UDP})
 	}
@@ -220,7 +230,7 @@ func (s *StaleCleanup) deleteLeft(w pending, p *plan.Plan) error {
 	}
 	flows, err := s.Conntrack.List(which...)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	plans := s.plansSince(p) // after the list
 	if w.halfOpen {          // first, as an endpoint that terminates may answer meanwhile
@@ -229,13 +239,13 @@ func (s *StaleCleanup) deleteLeft(w pending, p *plan.Plan) error {
 			waiting = conntrack.HalfOpen(waiting, by, s.Local)
 		}
 		if err := s.delete(waiting); err != nil {
-			return err
+			return nil, err
 		}
 	}
 	if w.stale {
 		return s.deleteStale(flows, w.former, plans)
 	}
-	return nil
+	return flows, nil
 }
 
 // plansSince returns p and the plans that were computed after it. Flows that are
@@ -251,9 +261,9 @@ func (s *StaleCleanup) plansSince(p *plan.Plan) []*plan.Plan {
 	return out
 }
 
-// deleteStale deletes the UDP entries among flows that going from one of the former plans to each of plans has made stale. It
-// alters flows.
-func (s *StaleCleanup) deleteStale(flows []conntrack.Flow, former, plans []*plan.Plan) error {
+// deleteStale deletes the UDP entries among flows that going from one of the former plans to each of plans has made stale, and
+// returns the others. It alters flows.
+func (s *StaleCleanup) deleteStale(flows []conntrack.Flow, former, plans []*plan.Plan) ([]conntrack.Flow, error) {
 	_, udp := s.Userspace.Ports()
 	alive := liveFlows(s.Userspace.Connections())
 	c := conntrack.StaleConfig{
@@ -263,7 +273,7 @@ func (s *StaleCleanup) deleteStale(flows []conntrack.Flow, former, plans []*plan
 	for _, old := range former {
 		stale := staleByAll(flows, old, plans, c)
 		if err := s.delete(stale); err != nil {
-			return err
+			return nil, err
 		}
 		deleted := make(map[conntrack.Flow]bool, len(stale))
 		for _, f := range stale {
@@ -271,7 +281,7 @@ func (s *StaleCleanup) deleteStale(flows []conntrack.Flow, former, plans []*plan
 		}
 		flows = slices.DeleteFunc(flows, func(f conntrack.Flow) bool { return deleted[f] })
 	}
-	return nil
+	return flows, nil
 }
 
 // staleByAll returns the flows that going from old to each of the plans makes stale.

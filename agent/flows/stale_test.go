@@ -14,6 +14,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"kproxy.dev/kproxy/conntrack"
 	"kproxy.dev/kproxy/plan"
 	"kproxy.dev/kproxy/service"
 )
@@ -65,25 +66,27 @@ func TestStaleCleanup(t *testing.T) {
 		failing := true
 		s := &StaleCleanup{
 			Config: Config{Log: slog.New(slog.DiscardHandler), Plan: func() *plan.Plan { return tt.now }, Cleaned: func(time.Duration) {}}, wake: make(chan struct{}, 1),
-			sweep: func(w pending, _ *plan.Plan) error {
+			sweep: func(w pending, _ *plan.Plan, _ []conntrack.Wanted) ([]conntrack.Flow, error) {
 				if failing {
-					return errors.New("no buffer space")
+					return nil, errors.New("no buffer space")
 				}
 				got = w
-				return nil
+				return nil, nil
 			},
 		}
 		tt.do(s)
-		if err := s.clean(); (err != nil) == tt.want.empty() || (s.Report() != nil) == tt.want.empty() {
+		if _, err := s.clean(); (err != nil) == tt.want.empty() || (s.Report() != nil) == tt.want.empty() {
 			t.Errorf("%s: error %v, reported %v; want one only if entries are looked for", tt.name, err, s.Report())
 		}
-		if failing = false; s.clean() != nil || s.Report() != nil {
+		failing = false
+		if _, err := s.clean(); err != nil || s.Report() != nil {
 			t.Errorf("%s: a second attempt fails: %v", tt.name, s.Report())
 		}
 		if diff := cmp.Diff(tt.want, got, cmp.AllowUnexported(pending{}), cmp.Comparer(func(a, b *plan.Plan) bool { return a == b })); diff != "" {
 			t.Errorf("%s (-want +got):\n%s", tt.name, diff)
 		}
-		if got = (pending{}); s.clean() != nil || !got.empty() {
+		got = pending{}
+		if _, err := s.clean(); err != nil || !got.empty() {
 			t.Errorf("%s: cleaned up a third time: %+v", tt.name, got)
 		}
 	}
@@ -105,10 +108,13 @@ func TestSweepByThePlanThatOwes(t *testing.T) {
 		}
 		return p
 	}
-	s.sweep = func(_ pending, p *plan.Plan) error { by = append(by, p); return nil }
+	s.sweep = func(_ pending, p *plan.Plan, _ []conntrack.Wanted) ([]conntrack.Flow, error) {
+		by = append(by, p)
+		return nil, nil
+	}
 	for s.All(); len(s.wake) > 0; {
 		<-s.wake
-		if err := s.clean(); err != nil {
+		if _, err := s.clean(); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -121,7 +127,7 @@ func TestSweepByThePlanThatOwes(t *testing.T) {
 func TestSweepsThatFailKeepFewPlans(t *testing.T) {
 	s := &StaleCleanup{wake: make(chan struct{}, 1), Config: Config{Log: slog.New(slog.DiscardHandler), Cleaned: func(time.Duration) {}}}
 	s.Plan = func() *plan.Plan { return &plan.Plan{} }
-	s.sweep = func(pending, *plan.Plan) error { return errors.New("no") }
+	s.sweep = func(pending, *plan.Plan, []conntrack.Wanted) ([]conntrack.Flow, error) { return nil, errors.New("no") }
 	for range 10 * maxFormer {
 		s.Written(&plan.Plan{}, plan.Delta{Full: true})
 		s.clean()
@@ -131,21 +137,21 @@ func TestSweepsThatFailKeepFewPlans(t *testing.T) {
 	}
 }
 
-// Changes that follow each other have one search for half-open connections, before a client sends its SYN again. UDP
-// clients don't wait for it.
+// Changes that follow each other have one search for half-open connections, before a client sends its SYN again, and none besides
+// where others list. UDP clients don't wait for it.
 func TestHalfOpenSearchesAreOne(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
 		var udp, tcp atomic.Int32
 		s := &StaleCleanup{
 			wake: make(chan struct{}, 1), Config: Config{Log: slog.New(slog.DiscardHandler), Cleaned: func(time.Duration) {}, Plan: func() *plan.Plan { return &plan.Plan{} }},
-			sweep: func(w pending, _ *plan.Plan) error {
+			sweep: func(w pending, _ *plan.Plan, which []conntrack.Wanted) ([]conntrack.Flow, error) {
 				if w.stale {
 					udp.Add(1)
 				} else {
 					tcp.Add(1)
 				}
-				return nil
+				return make([]conntrack.Flow, len(which)), nil
 			},
 		}
 		var running sync.WaitGroup
@@ -162,6 +168,15 @@ func TestHalfOpenSearchesAreOne(t *testing.T) {
 		synctest.Wait()
 		if n := tcp.Load(); n != 1 {
 			t.Errorf("%d searches after ten changes, want 1", n)
+		}
+		s.request(pending{halfOpen: true})
+		if got, err := s.List(conntrack.Wanted{Protocol: service.TCP}); len(got) != 1 || err != nil {
+			t.Errorf("who lists meanwhile gets %v, %v", got, err)
+		}
+		time.Sleep(halfOpenDelay)
+		synctest.Wait()
+		if n := tcp.Load(); n != 2 {
+			t.Errorf("%d searches after another change, when somebody else listed, want 2: that list is the search", n)
 		}
 		s.request(pending{stale: true})
 		synctest.Wait()

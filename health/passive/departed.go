@@ -13,6 +13,7 @@ import (
 // seconds breaks nothing.
 const (
 	departedSilence = 5 * time.Second
+	departedAfter   = 100 * time.Millisecond // until it is looked at, so that others who look after a change may share the list
 	departedEvery   = time.Second
 	departedMax     = 30 * time.Second // between two questions where the host answers, as that of a pod that drains
 	maxDeparted     = 10_000
@@ -37,7 +38,7 @@ func (d *Detector) depart(ctx context.Context, asking *sync.WaitGroup, departed 
 		if d.departures[at] != nil || len(d.departures) >= maxDeparted {
 			continue
 		}
-		x := &departure{due: now, wait: departedEvery}
+		x := &departure{due: now.Add(departedAfter), wait: departedEvery}
 		if r := d.records[at]; r != nil && r.ejected != nil && r.ejected.Reason == health.Silent {
 			x.silent = r.ejected.Since
 		}
