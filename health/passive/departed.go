@@ -24,9 +24,9 @@ type departure struct {
 	due      time.Time
 	wait     time.Duration
 	asking   bool
-	began    time.Time // of the last question
-	silent   time.Time // since when nothing has come back; zero if something has
-	received map[any]uint64
+	began    time.Time      // of the last question
+	silent   time.Time      // since when nothing has come back; zero if something has
+	received map[any]uint64 // by each connection; nil until some are found
 }
 
 // depart asks the hosts of endpoints that have left for as long as there are connections to them.
@@ -70,6 +70,9 @@ func (d *Detector) depart(ctx context.Context, asking *sync.WaitGroup, departed 
 		if !d.limiter.AllowN(now, fewProbes) {
 			x.due = now.Add(rateRetry)
 			continue
+		}
+		if x.received == nil {
+			d.Follow() // it may be back meanwhile
 		}
 		if x.progress(flows[at]) {
 			x.silent = time.Time{}

@@ -279,7 +279,10 @@ func (d *Detector) look(reports map[health.Endpoint]*report, followed bool) map[
 	if followed {
 		clear(d.unknown)
 	}
-	search := followed && len(d.records)+len(d.departures) > 0
+	search := followed && len(d.records) > 0
+	for _, x := range d.departures {
+		search = search || followed && x.received != nil // of the others it isn't known yet whether there are connections
+	}
 	for at := range reports {
 		if r := d.records[at]; r != nil {
 			nodes[at] = r.node

@@ -30,6 +30,7 @@ type world struct {
 	reset   []health.Endpoint
 	down    bool // nothing answers at all
 	hung    bool // only hosts do
+	looked  int  // how often all endpoints were gone through
 }
 
 // run has a Detector of node "here" work while f changes the world, in fake time. Before, prepare does.
@@ -44,6 +45,7 @@ func run(t *testing.T, f func(w *world), prepare ...func(w *world)) {
 			Endpoints: func() iter.Seq2[health.Endpoint, string] {
 				w.mu.Lock()
 				defer w.mu.Unlock()
+				w.looked++
 				return maps.All(maps.Clone(w.nodes))
 			},
 			Flows: func(of []health.Endpoint) (map[health.Endpoint][]Flow, error) {
@@ -495,6 +497,9 @@ func TestDeparted(t *testing.T) {
 				defer w.mu.Unlock()
 				if len(w.reset) != c.reset {
 					t.Errorf("reset %v, want %d", w.reset, c.reset)
+				}
+				if w.flows[e] == nil && w.looked > 0 {
+					t.Errorf("all endpoints were gone through %d times though it had no connections", w.looked)
 				}
 			})
 		})
