@@ -27,8 +27,9 @@ import (
 // come while it runs are one clean-up.
 type StaleCleanup struct {
 	Config
-	sweep  func(w pending, p *plan.Plan, which []conntrack.Wanted) ([]conntrack.Flow, error) // looks for what is pending, and deletes it
-	coming atomic.Pointer[plan.Plan]           // that the fast loop carries out, or last tried to
+	coming atomic.Pointer[plan.Plan] // that the fast loop carries out, or last tried to
+	// sweep looks for what is pending, deletes it, and lists which in doing so.
+	sweep func(w pending, p *plan.Plan, which []conntrack.Wanted) ([]conntrack.Flow, error)
 
 	wake chan struct{} // 1 slot: triggers coalesce
 
