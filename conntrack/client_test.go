@@ -201,7 +201,7 @@ func TestDumpIsFilteredByTheKernel(t *testing.T) {
 	}{
 		{unix.AF_INET, Wanted{Protocol: service.UDP}, 2}, {unix.AF_INET, Wanted{Protocol: service.TCP}, 0}, {unix.AF_INET6, Wanted{Protocol: service.UDP}, 0},
 		{unix.AF_INET, Wanted{Protocol: service.UDP, Unanswered: true}, 1}, {unix.AF_INET, Wanted{Protocol: service.TCP, Unanswered: true}, 0},
-		{unix.AF_UNSPEC, Wanted{Unanswered: true}, 1}, {unix.AF_UNSPEC, Wanted{}, 2},
+		{unix.AF_UNSPEC, Wanted{Unanswered: true}, 1}, {unix.AF_UNSPEC, Wanted{Answered: true}, 1}, {unix.AF_UNSPEC, Wanted{}, 2},
 	} {
 		flows, err := c.dump(nil, walk{family: tt.family, filter: tt.filter})
 		if err != nil || len(flows) != tt.want {

@@ -202,8 +202,8 @@ func appendDump(b []byte, family byte, w Wanted) []byte {
 		})
 		b = netlink.AppendNested(b, ctaFilter, func(b []byte) []byte { return netlink.AppendNative(b, ctaFilterOrigFlags, filterProtoNum) })
 	}
-	if w.Unanswered { // a value and which bits it is about
-		b = netlink.AppendUint32(b, ctaStatus, 0)
+	if w.Unanswered || w.Answered { // a value and which bits it is about
+		b = netlink.AppendUint32(b, ctaStatus, map[bool]uint32{true: statusSeenReply}[w.Answered])
 		b = netlink.AppendUint32(b, ctaStatusMask, statusSeenReply)
 	}
 	return b

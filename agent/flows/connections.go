@@ -444,10 +444,10 @@ func To(list func(...conntrack.Wanted) ([]conntrack.Flow, error), endpoints []he
 	var which []conntrack.Wanted
 	for _, at := range endpoints {
 		asked[at] = true
-		which = append(which, conntrack.Wanted{Protocol: at.Protocol, From: at.Address})
+		which = append(which, conntrack.Wanted{Protocol: at.Protocol, From: at.Address, Answered: true})
 	}
 	if len(which) > listEach {
-		which = []conntrack.Wanted{{}}
+		which = []conntrack.Wanted{{Answered: true}}
 	}
 	flows, err := list(which...)
 	if err != nil {

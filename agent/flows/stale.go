@@ -27,16 +27,16 @@ import (
 // come while it runs are one clean-up.
 type StaleCleanup struct {
 	Config
-	coming atomic.Pointer[plan.Plan] // that the fast loop carries out, or last tried to
-	// sweep looks for what is pending, deletes it, and lists which in doing so.
-	sweep func(w pending, p *plan.Plan, which []conntrack.Wanted) ([]conntrack.Flow, error)
+	list   func(...conntrack.Wanted) ([]conntrack.Flow, error)
+	sweep  func(w pending, p *plan.Plan) error // looks for what is pending and deletes it
+	coming atomic.Pointer[plan.Plan]           // that the fast loop carries out, or last tried to
 
 	wake chan struct{} // 1 slot: triggers coalesce
 
-	mu      sync.Mutex // the loops request, run takes
+	mu      sync.Mutex // the loops request, Run and List take
 	pending pending
-	soon    bool  // a clean-up has been triggered, halfOpenDelay after the request
-	err     error // of the last clean-up
+	soon    *time.Timer // triggers a clean-up halfOpenDelay after the request; nil for none
+	err     error       // of the last clean-up
 }
 
 // Config holds what a StaleCleanup works with.
@@ -50,10 +50,10 @@ type Config struct {
 	Cleaned   func(time.Duration)
 }
 
-// NewStaleCleanup returns a StaleCleanup that does nothing before Run.
+// NewStaleCleanup returns a StaleCleanup that does nothing by itself before Run.
 func NewStaleCleanup(c Config) *StaleCleanup {
 	s := &StaleCleanup{Config: c, wake: make(chan struct{}, 1)}
-	s.sweep = s.deleteLeft
+	s.list, s.sweep = c.Conntrack.List, s.deleteLeft
 	return s
 }
 
@@ -135,9 +135,8 @@ func (s *StaleCleanup) request(w pending) {
 	switch {
 	case w.stale || w.ejected:
 		s.trigger()
-	case !s.soon:
-		s.soon = true
-		time.AfterFunc(halfOpenDelay, s.trigger)
+	case s.soon == nil:
+		s.soon = time.AfterFunc(halfOpenDelay, s.trigger)
 	}
 }
 
@@ -162,7 +161,7 @@ func (s *StaleCleanup) Run(ctx context.Context) error {
 		case <-s.wake:
 		case <-retry.C:
 		}
-		_, err := s.clean()
+		err := s.clean()
 		if err == nil {
 			retry.Stop()
 			wait = retryFirst
@@ -174,42 +173,59 @@ func (s *StaleCleanup) Run(ctx context.Context) error {
 	}
 }
 
-// List is [conntrack.Client.List] for who asks after a change: a clean-up that waits for others doesn't wait longer, and is done
-// with the same list. The flows that it deletes may be returned.
+// take returns what is pending, which is its caller's from then on. mu is held.
+func (s *StaleCleanup) take() pending {
+	w := s.pending
+	s.pending = pending{}
+	if s.soon != nil {
+		s.soon.Stop()
+		s.soon = nil
+	}
+	return w
+}
+
+// List lists as [conntrack.Client.List] does. A search for half-open connections that waits for others is done with the same
+// list: of a short table, by the same walk.
 func (s *StaleCleanup) List(which ...conntrack.Wanted) ([]conntrack.Flow, error) {
-	flows, err := s.clean(which...)
-	if err != nil {
-		s.trigger() // a clean-up may have failed, which Run tries again
+	s.mu.Lock()
+	also := s.pending.halfOpen && !s.pending.stale && !s.pending.ejected && s.err == nil // else Run has it, or soon
+	if also {
+		s.take()
+		which = append(which, halfOpen)
+	}
+	s.mu.Unlock()
+	p := s.Plan()
+	flows, err := s.list(which...)
+	if also && (err != nil || s.deleteHalfOpen(flows, s.plansSince(p)) != nil) {
+		s.request(pending{halfOpen: true}) // Run says what fails
 	}
 	return flows, err
 }
 
-// clean does what is pending, by the plan that is in force now, and lists which in doing so.
-func (s *StaleCleanup) clean(which ...conntrack.Wanted) ([]conntrack.Flow, error) {
+// clean does what is pending, by the plan that is in force now.
+func (s *StaleCleanup) clean() error {
 	s.mu.Lock()
-	w := s.pending
-	s.pending, s.soon = pending{}, false
+	w := s.take()
 	s.mu.Unlock()
 	// Only now: a plan is in force before it requests anything, and what a later one
 	// requests is the next clean-up's.
 	p := s.Plan()
-	var flows []conntrack.Flow
 	var err error
-	if p != nil && (!w.empty() || len(which) > 0) {
-		flows, err = s.do(w, p, which)
+	if p != nil {
+		err = s.do(w, p)
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if !w.empty() {
-		s.err = err
-		if err != nil || p == nil { // it waits for the first plan
-			s.pending.add(w)
-		}
+	if s.err = err; err != nil || p == nil { // it waits for the first plan
+		s.pending.add(w)
 	}
-	return flows, err
+	return err
 }
 
-func (s *StaleCleanup) do(w pending, p *plan.Plan, which []conntrack.Wanted) ([]conntrack.Flow, error) {
+func (s *StaleCleanup) do(w pending, p *plan.Plan) error {
+	if w.empty() {
+		return nil
+	}
 	if w.stale {
 		start := time.Now()
 		defer func() { s.Cleaned(time.Since(start)) }()
@@ -217,36 +233,44 @@ func (s *StaleCleanup) do(w pending, p *plan.Plan, which []conntrack.Wanted) ([]
 			w.former = []*plan.Plan{nil}
 		}
 	}
-	return s.sweep(w, p, which)
+	return s.sweep(w, p)
 }
 
 // deleteLeft deletes the TCP entries that wait for endpoints which p doesn't use, and the UDP entries that going from the former
-// plans to p has made stale. The kernel goes through a short table once for both, and for which.
-func (s *StaleCleanup) deleteLeft(w pending, p *plan.Plan, which []conntrack.Wanted) ([]conntrack.Flow, error) {
+// plans to p has made stale. The kernel goes through a short table once for both.
+func (s *StaleCleanup) deleteLeft(w pending, p *plan.Plan) error {
+	var which []conntrack.Wanted
 	if w.stale {
 		which = append(which, conntrack.Wanted{Protocol: service.UDP})
 	}
 	if w.halfOpen {
-		which = append(which, conntrack.Wanted{Protocol: service.TCP, Unanswered: true})
+		which = append(which, halfOpen)
 	}
-	flows, err := s.Conntrack.List(which...)
+	flows, err := s.list(which...)
 	if err != nil {
-		return nil, err
+		return err
 	}
 	plans := s.plansSince(p) // after the list
 	if w.halfOpen {          // first, as an endpoint that terminates may answer meanwhile
-		waiting := flows
-		for _, by := range plans {
-			waiting = conntrack.HalfOpen(waiting, by, s.Local)
-		}
-		if err := s.delete(waiting); err != nil {
-			return nil, err
+		if err := s.deleteHalfOpen(flows, plans); err != nil {
+			return err
 		}
 	}
 	if w.stale {
 		return s.deleteStale(flows, w.former, plans)
 	}
-	return flows, nil
+	return nil
+}
+
+// halfOpen names the flows that deleteHalfOpen looks through.
+var halfOpen = conntrack.Wanted{Protocol: service.TCP, Unanswered: true}
+
+// deleteHalfOpen deletes those of the flows that wait for endpoints which none of the plans uses.
+func (s *StaleCleanup) deleteHalfOpen(flows []conntrack.Flow, plans []*plan.Plan) error {
+	for _, p := range plans {
+		flows = conntrack.HalfOpen(flows, p, s.Local)
+	}
+	return s.delete(flows)
 }
 
 // plansSince returns p and the plans that were computed after it. Flows that are
@@ -262,9 +286,9 @@ func (s *StaleCleanup) plansSince(p *plan.Plan) []*plan.Plan {
 	return out
 }
 
-// deleteStale deletes the UDP entries among flows that going from one of the former plans to each of plans has made stale, and
-// returns the others. It alters flows.
-func (s *StaleCleanup) deleteStale(flows []conntrack.Flow, former, plans []*plan.Plan) ([]conntrack.Flow, error) {
+// deleteStale deletes the UDP entries among flows that going from one of the former plans to each of plans has made stale. It
+// alters flows.
+func (s *StaleCleanup) deleteStale(flows []conntrack.Flow, former, plans []*plan.Plan) error {
 	_, udp := s.Userspace.Ports()
 	alive := liveFlows(s.Userspace.Connections())
 	c := conntrack.StaleConfig{
@@ -274,7 +298,7 @@ func (s *StaleCleanup) deleteStale(flows []conntrack.Flow, former, plans []*plan
 	for _, old := range former {
 		stale := staleByAll(flows, old, plans, c)
 		if err := s.delete(stale); err != nil {
-			return nil, err
+			return err
 		}
 		deleted := make(map[conntrack.Flow]bool, len(stale))
 		for _, f := range stale {
@@ -282,7 +306,7 @@ func (s *StaleCleanup) deleteStale(flows []conntrack.Flow, former, plans []*plan
 		}
 		flows = slices.DeleteFunc(flows, func(f conntrack.Flow) bool { return deleted[f] })
 	}
-	return flows, nil
+	return nil
 }
 
 // staleByAll returns the flows that going from old to each of the plans makes stale.

@@ -66,27 +66,25 @@ func TestStaleCleanup(t *testing.T) {
 		failing := true
 		s := &StaleCleanup{
 			Config: Config{Log: slog.New(slog.DiscardHandler), Plan: func() *plan.Plan { return tt.now }, Cleaned: func(time.Duration) {}}, wake: make(chan struct{}, 1),
-			sweep: func(w pending, _ *plan.Plan, _ []conntrack.Wanted) ([]conntrack.Flow, error) {
+			sweep: func(w pending, _ *plan.Plan) error {
 				if failing {
-					return nil, errors.New("no buffer space")
+					return errors.New("no buffer space")
 				}
 				got = w
-				return nil, nil
+				return nil
 			},
 		}
 		tt.do(s)
-		if _, err := s.clean(); (err != nil) == tt.want.empty() || (s.Report() != nil) == tt.want.empty() {
+		if err := s.clean(); (err != nil) == tt.want.empty() || (s.Report() != nil) == tt.want.empty() {
 			t.Errorf("%s: error %v, reported %v; want one only if entries are looked for", tt.name, err, s.Report())
 		}
-		failing = false
-		if _, err := s.clean(); err != nil || s.Report() != nil {
+		if failing = false; s.clean() != nil || s.Report() != nil {
 			t.Errorf("%s: a second attempt fails: %v", tt.name, s.Report())
 		}
 		if diff := cmp.Diff(tt.want, got, cmp.AllowUnexported(pending{}), cmp.Comparer(func(a, b *plan.Plan) bool { return a == b })); diff != "" {
 			t.Errorf("%s (-want +got):\n%s", tt.name, diff)
 		}
-		got = pending{}
-		if _, err := s.clean(); err != nil || !got.empty() {
+		if got = (pending{}); s.clean() != nil || !got.empty() {
 			t.Errorf("%s: cleaned up a third time: %+v", tt.name, got)
 		}
 	}
@@ -108,13 +106,10 @@ func TestSweepByThePlanThatOwes(t *testing.T) {
 		}
 		return p
 	}
-	s.sweep = func(_ pending, p *plan.Plan, _ []conntrack.Wanted) ([]conntrack.Flow, error) {
-		by = append(by, p)
-		return nil, nil
-	}
+	s.sweep = func(_ pending, p *plan.Plan) error { by = append(by, p); return nil }
 	for s.All(); len(s.wake) > 0; {
 		<-s.wake
-		if _, err := s.clean(); err != nil {
+		if err := s.clean(); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -127,7 +122,7 @@ func TestSweepByThePlanThatOwes(t *testing.T) {
 func TestSweepsThatFailKeepFewPlans(t *testing.T) {
 	s := &StaleCleanup{wake: make(chan struct{}, 1), Config: Config{Log: slog.New(slog.DiscardHandler), Cleaned: func(time.Duration) {}}}
 	s.Plan = func() *plan.Plan { return &plan.Plan{} }
-	s.sweep = func(pending, *plan.Plan, []conntrack.Wanted) ([]conntrack.Flow, error) { return nil, errors.New("no") }
+	s.sweep = func(pending, *plan.Plan) error { return errors.New("no") }
 	for range 10 * maxFormer {
 		s.Written(&plan.Plan{}, plan.Delta{Full: true})
 		s.clean()
@@ -145,13 +140,13 @@ func TestHalfOpenSearchesAreOne(t *testing.T) {
 		var udp, tcp atomic.Int32
 		s := &StaleCleanup{
 			wake: make(chan struct{}, 1), Config: Config{Log: slog.New(slog.DiscardHandler), Cleaned: func(time.Duration) {}, Plan: func() *plan.Plan { return &plan.Plan{} }},
-			sweep: func(w pending, _ *plan.Plan, which []conntrack.Wanted) ([]conntrack.Flow, error) {
+			sweep: func(w pending, _ *plan.Plan) error {
 				if w.stale {
 					udp.Add(1)
 				} else {
 					tcp.Add(1)
 				}
-				return make([]conntrack.Flow, len(which)), nil
+				return nil
 			},
 		}
 		var running sync.WaitGroup
@@ -169,14 +164,26 @@ func TestHalfOpenSearchesAreOne(t *testing.T) {
 		if n := tcp.Load(); n != 1 {
 			t.Errorf("%d searches after ten changes, want 1", n)
 		}
-		s.request(pending{halfOpen: true})
-		if got, err := s.List(conntrack.Wanted{Protocol: service.TCP}); len(got) != 1 || err != nil {
-			t.Errorf("who lists meanwhile gets %v, %v", got, err)
-		}
-		time.Sleep(halfOpenDelay)
-		synctest.Wait()
-		if n := tcp.Load(); n != 2 {
-			t.Errorf("%d searches after another change, when somebody else listed, want 2: that list is the search", n)
+		for _, fails := range []error{nil, errors.New("no buffer space")} {
+			var asked []conntrack.Wanted
+			s.list = func(which ...conntrack.Wanted) ([]conntrack.Flow, error) {
+				asked = which
+				return nil, fails
+			}
+			tcp.Store(0)
+			s.request(pending{halfOpen: true})
+			departed := conntrack.Wanted{Protocol: service.TCP, Answered: true}
+			if _, err := s.List(departed); !errors.Is(err, fails) || !slices.Equal(asked, []conntrack.Wanted{departed, halfOpen}) {
+				t.Errorf("a list meanwhile is one of %v, error %v; want it to be the search", asked, err)
+			}
+			time.Sleep(2 * halfOpenDelay)
+			synctest.Wait()
+			if n := tcp.Load(); n != 0 && fails == nil || n != 1 && fails != nil {
+				t.Errorf("%d searches besides, want one only if the list fails (%v)", n, fails)
+			}
+			if s.List(departed); !slices.Equal(asked, []conntrack.Wanted{departed}) {
+				t.Errorf("with nothing to search for, a list is one of %v", asked)
+			}
 		}
 		s.request(pending{stale: true})
 		synctest.Wait()

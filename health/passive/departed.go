@@ -13,7 +13,7 @@ import (
 // seconds breaks nothing.
 const (
 	departedSilence = 5 * time.Second
-	departedAfter   = 100 * time.Millisecond // until it is looked at, so that others who look after a change may share the list
+	departedAfter   = 100 * time.Millisecond // until it is looked at: less than a search for half-open connections waits, which is done with that list
 	departedEvery   = time.Second
 	departedMax     = 30 * time.Second // between two questions where the host answers, as that of a pod that drains
 	maxDeparted     = 10_000
@@ -67,15 +67,15 @@ func (d *Detector) depart(ctx context.Context, asking *sync.WaitGroup, departed 
 			delete(d.departures, at)
 			continue
 		}
-		if !d.limiter.AllowN(now, fewProbes) {
-			x.due = now.Add(rateRetry)
-			continue
-		}
 		if x.received == nil {
-			d.Follow() // it may be back meanwhile
+			d.Follow() // it may have come back
 		}
 		if x.progress(flows[at]) {
 			x.silent = time.Time{}
+		}
+		if !d.limiter.AllowN(now, fewProbes) {
+			x.due = now.Add(rateRetry)
+			continue
 		}
 		x.asking, x.began = true, now
 		asking.Go(func() {

@@ -156,7 +156,6 @@ func (d *Detector) Departed(endpoints []health.Endpoint) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.departed = append(d.departed, endpoints...)
-	d.followed = true // others may have them still
 	wake.Up(d.wake)
 }
 
@@ -280,8 +279,10 @@ func (d *Detector) look(reports map[health.Endpoint]*report, followed bool) map[
 		clear(d.unknown)
 	}
 	search := followed && len(d.records) > 0
-	for _, x := range d.departures {
-		search = search || followed && x.received != nil // of the others it isn't known yet whether there are connections
+	if followed {
+		for _, x := range d.departures {
+			search = search || x.received != nil // of the others it isn't known yet whether there are connections
+		}
 	}
 	for at := range reports {
 		if r := d.records[at]; r != nil {

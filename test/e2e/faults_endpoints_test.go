@@ -195,7 +195,7 @@ func TestKernelRefusalCostsNoRequest(t *testing.T) {
 			m := newManifest("web", 10, w.net.Backends...)
 			w.must(m.Write(w.manifests))
 			w.start("--health-check", check)
-			if w.plane == plan.IPVS { // its table shall not grow meanwhile: see docs/limits.md
+			if w.plane == plan.IPVS { // its table shall grow before and not meanwhile: see docs/limits.md
 				w.node("sysctl", "--ignore", "--write", "net.ipv4.vs.conn_lfactor=-8")
 			}
 			w.ask(w.net.Client, "tcp", frontends(m)[0])
