@@ -265,6 +265,7 @@ other_modules() {
 # benchmarks run once, so that they keep working, and those that program a kernel with fewer services; `make bench-go`
 # measures. Those of kernel/ipvs run in the VM.
 benchmarks() {
+	not_idle
 	local folders
 	folders=$(git grep -l '^func Benchmark' -- ':!test/kube' ':!kernel/ipvs' | xargs -n 1 dirname | sort -u)
 	tests benchmarks -run='^$' -bench=. -benchtime=1x -short -p=1 $(sed 's|^|./|' <<<"$folders")
