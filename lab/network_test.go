@@ -26,7 +26,7 @@ func TestEveryPairTalks(t *testing.T) {
 }
 
 func everyPairTalks(t *testing.T, n *Network) {
-	ctx := within(t, 10*time.Second)
+	ctx := within(t, time.Minute)
 	type source struct {
 		name      string
 		ns        *Namespace

@@ -17,7 +17,7 @@ func TestTrafficRecordsEachExchange(t *testing.T) {
 	for _, network := range []string{"tcp", "udp"} {
 		seen := 0
 		traffic, err := StartTraffic(t.Context(), TrafficConfig{
-			From: n.Client, Network: network, Target: b.Address(true, LinePort), Rate: 1000, Count: 200,
+			From: n.Client, Network: network, Target: b.Address(true, LinePort), Rate: 1000, Count: 200, Timeout: time.Minute,
 			OnResult: func(Result) { seen++ },
 		})
 		if err != nil {
@@ -47,7 +47,7 @@ func TestTrafficStopsWithoutFailures(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	time.Sleep(100 * time.Millisecond)
+	time.Sleep(time.Second)
 	cancel()
 	fail(Healthy)
 	got := traffic.Wait()
@@ -90,7 +90,7 @@ func TestTrafficHoldsNoThreads(t *testing.T) {
 func TestTrafficRecordsFailures(t *testing.T) {
 	n := build(t, dualStack("kplab-rec", 1))
 	traffic, err := StartTraffic(t.Context(), TrafficConfig{
-		From: n.Client, Network: "tcp", Target: netip.AddrPortFrom(n.Backends[0].Addresses[0], 1), Rate: 1000, Count: 5,
+		From: n.Client, Network: "tcp", Target: netip.AddrPortFrom(n.Backends[0].Addresses[0], 1), Rate: 1000, Count: 5, Timeout: time.Minute,
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -113,7 +113,7 @@ func TestTrafficRefusesBadConfig(t *testing.T) {
 func TestHeldReportsBreak(t *testing.T) {
 	n := build(t, dualStack("kplab-held", 1))
 	b := n.Backends[0]
-	config := HoldConfig{From: n.Client, Network: "tcp", Target: b.Address(true, LinePort), Every: time.Millisecond}
+	config := HoldConfig{From: n.Client, Network: "tcp", Target: b.Address(true, LinePort), Every: time.Millisecond, Timeout: time.Minute}
 	kept, err := Hold(t.Context(), config)
 	if err != nil {
 		t.Fatal(err)

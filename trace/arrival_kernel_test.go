@@ -37,7 +37,7 @@ func TestUnseenEndpoint(t *testing.T) {
 	n.On(2, func() { sh(t, "iptables -A INPUT -p tcp -j DROP") })
 	sh(t, "iptables -t nat -A PREROUTING -d 10.96.0.10 -p tcp --dport 80 -j DNAT --to-destination 10.2.0.2:9000")
 	to := netip.MustParseAddrPort("10.96.0.10:80")
-	_, _, failed := n.Ask(1, service.TCP, to)
+	_, _, failed := n.Ask(1, service.TCP, to, false)
 	r, err := Run(t.Context(), Request{Address: to, Protocol: service.TCP, From: n.Address(service.IPv4, 1)}, nil)
 	if failed == nil || err != nil || r.Verdict != Forwarded || !slices.ContainsFunc(r.Findings, func(f Finding) bool { return strings.Contains(f.What, "ends at the door") }) {
 		t.Errorf("packets: %v; trace: %v, %s, %+v", failed, err, r.Verdict, r.Findings)
@@ -105,7 +105,7 @@ func TestClientsAddressOnTheNode(t *testing.T) {
 		t.Fatal("the client's namespace isn't found")
 	}
 	to := netip.MustParseAddrPort("10.96.0.10:80")
-	if _, _, err := n.Ask(1, service.TCP, to); !errors.Is(err, kerneltest.ErrTimeout) {
+	if _, _, err := n.Ask(1, service.TCP, to, false); !errors.Is(err, kerneltest.ErrTimeout) {
 		t.Errorf("packets: %v", err)
 	}
 	r, err := Run(t.Context(), Request{Address: to, Protocol: service.TCP, Netns: path}, nil)

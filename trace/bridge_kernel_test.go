@@ -99,7 +99,7 @@ func compareBridgedTo(t *testing.T, n *kerneltest.Network, to netip.AddrPort, al
 func compareOne(t *testing.T, n *kerneltest.Network, to netip.AddrPort, tt *onBridge) {
 	t.Helper()
 	req := Request{Address: to, Protocol: service.TCP, From: n.Address(service.FamilyOf(to.Addr()), 1)}
-	_, _, err := n.Ask(1, service.TCP, req.Address)
+	_, _, err := n.Ask(1, service.TCP, req.Address, tt.verdict == Forwarded || tt.verdict == Refused)
 	got := map[bool]Verdict{true: Forwarded, false: Dropped}[err == nil]
 	if errors.Is(err, kerneltest.ErrRefused) {
 		got = Refused
@@ -262,7 +262,7 @@ func TestPortsOfBridges(t *testing.T) {
 func TestBridgePortIsLearned(t *testing.T) {
 	n := bridged(t, "br1", "br2", "0")
 	sh(t, "ip link add left type veth peer name right", "ip link set left master br1", "ip link set left up", "ip link set right up")
-	if _, _, err := n.Ask(1, service.TCP, netip.MustParseAddrPort("10.96.0.10:80")); err != nil {
+	if _, _, err := n.Ask(1, service.TCP, netip.MustParseAddrPort("10.96.0.10:80"), true); err != nil {
 		t.Fatal(err)
 	}
 	rules := []onBridge{

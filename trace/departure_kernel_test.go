@@ -109,7 +109,7 @@ func TestHairpin(t *testing.T) {
 		{"sysctl -qw net.bridge.bridge-nf-call-iptables=0", Forwarded, ""},
 	} {
 		sh(t, tt.setup)
-		_, _, err := n.Ask(1, service.TCP, req.Address)
+		_, _, err := n.Ask(1, service.TCP, req.Address, tt.verdict == Forwarded)
 		r, runErr := Run(t.Context(), req, nil)
 		if (err == nil) != (tt.verdict == Forwarded) || runErr != nil {
 			t.Errorf("%s: packets: %v, trace: %v", tt.setup, err, runErr)
@@ -236,8 +236,12 @@ func TestNextDatagrams(t *testing.T) {
 				return
 			}
 			defer c.Close()
-			for range 2 {
-				if _, err := c.Write([]byte("x")); err != nil || c.SetReadDeadline(time.Now().Add(300*time.Millisecond)) != nil {
+			for i := range 2 {
+				limit := 300 * time.Millisecond
+				if i < tt.answered {
+					limit = 20 * time.Second
+				}
+				if _, err := c.Write([]byte("x")); err != nil || c.SetReadDeadline(time.Now().Add(limit)) != nil {
 					t.Error(err)
 				}
 				if _, err := c.Read(make([]byte, 100)); err == nil {
@@ -281,13 +285,13 @@ func TestTrafficControlIsNamed(t *testing.T) {
 				}
 				return slices.ContainsFunc(r.Findings, func(f Finding) bool { return strings.HasPrefix(f.What, tt.what) })
 			}
-			if _, _, err := n.Ask(1, service.TCP, to); err != nil || named(Forwarded) {
+			if _, _, err := n.Ask(1, service.TCP, to, true); err != nil || named(Forwarded) {
 				t.Errorf("without: %v, or it is named", err)
 			}
 			if out, err := exec.Command("sh", "-c", tt.command).CombinedOutput(); err != nil {
 				t.Skipf("this kernel has none: %v: %s", err, out)
 			}
-			if _, _, err := n.Ask(1, service.TCP, to); (err == nil) != (tt.verdict == Forwarded) {
+			if _, _, err := n.Ask(1, service.TCP, to, tt.verdict == Forwarded); (err == nil) != (tt.verdict == Forwarded) {
 				t.Errorf("packets: %v", err)
 			}
 			if !named(tt.verdict) {
@@ -328,7 +332,7 @@ func TestXDPIsNamed(t *testing.T) {
 		}
 		return slices.ContainsFunc(r.Findings, func(f Finding) bool { return strings.HasPrefix(f.What, "XDP program ") && f.Where == "link host1" })
 	}
-	if _, _, err := n.Ask(1, service.TCP, to); err != nil || look("without") {
+	if _, _, err := n.Ask(1, service.TCP, to, true); err != nil || look("without") {
 		t.Errorf("without a program: %v, or one is named", err)
 	}
 	if err := netlink.LinkSetXdpFdWithFlags(link, int(fd), unix.XDP_FLAGS_SKB_MODE); err != nil {

@@ -26,6 +26,9 @@ import (
 // patience is how long tests wait for what must happen.
 const patience = 20 * time.Second
 
+// lifetime bounds how long a test has a connection.
+const lifetime = 15 * patience
+
 // vip is the address of the service in loopback tests.
 var vip = netip.MustParseAddrPort("10.96.0.1:80")
 
@@ -144,7 +147,7 @@ func tryDial(to netip.AddrPort) (*net.TCPConn, error) {
 	if err != nil {
 		return nil, err
 	}
-	return c.(*net.TCPConn), c.SetDeadline(time.Now().Add(patience))
+	return c.(*net.TCPConn), c.SetDeadline(time.Now().Add(lifetime))
 }
 
 // endpointAt listens on addr and serves each connection in a goroutine. Both

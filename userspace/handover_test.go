@@ -183,7 +183,7 @@ func TestHandover(t *testing.T) {
 		c, err := net.DialTCP("tcp4", &net.TCPAddr{IP: net.IPv4(127, 0, 0, from)}, &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1), Port: int(tcp)})
 		must(t, err)
 		t.Cleanup(func() { c.Close() })
-		c.SetDeadline(time.Now().Add(patience))
+		c.SetDeadline(time.Now().Add(lifetime))
 		_, err = io.WriteString(c, what)
 		must(t, err)
 		return c
@@ -581,7 +581,7 @@ func TestWhatWasBegunGoesOn(t *testing.T) {
 		return succeed(t, s, cfg, p)
 	}
 	t.Run("an attempt times out", func(t *testing.T) {
-		cfg := Config{ConnectTimeout: 300 * time.Millisecond}
+		cfg := Config{ConnectTimeout: time.Second}
 		hung := hanging(t)
 		p := testPlan(testService{name: "s", eps: []netip.AddrPort{hung, tcpEndpoint(t, named("good"))}})
 		s := start(t, cfg, p)
@@ -618,7 +618,7 @@ func TestWhatWasBegunGoesOn(t *testing.T) {
 		}
 	})
 	t.Run("a half-closed connection is silent", func(t *testing.T) {
-		cfg := Config{HalfCloseTimeout: 300 * time.Millisecond}
+		cfg := Config{HalfCloseTimeout: time.Second}
 		p := testPlan(testService{name: "s", eps: []netip.AddrPort{tcpEndpoint(t, func(c *net.TCPConn) {
 			io.WriteString(c, "half of")
 			io.Copy(io.Discard, c)
@@ -656,7 +656,7 @@ func TestWhatWasBegunGoesOn(t *testing.T) {
 		eventually(t, "it has ended", func() bool { return s.Budget(service.TCP).Used == 0 })
 	})
 	t.Run("a session is silent", func(t *testing.T) {
-		cfg := Config{Origin: newOrigins(), UDPIdleTimeout: 300 * time.Millisecond}
+		cfg := Config{Origin: newOrigins(), UDPIdleTimeout: time.Second}
 		p := testPlan(udpService(first(udpEndpoint(t, "a"))))
 		s := start(t, cfg, p)
 		answers(t, udpClient(t, s), "x", "a x")

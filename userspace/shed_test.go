@@ -184,7 +184,7 @@ func connectFrom(t testing.TB, s *Server, from net.IP) *net.TCPConn {
 	c, err := d.Dial("tcp4", fmt.Sprintf("127.0.0.1:%d", tcp))
 	must(t, err)
 	t.Cleanup(func() { c.Close() })
-	must(t, c.SetDeadline(time.Now().Add(patience)))
+	must(t, c.SetDeadline(time.Now().Add(lifetime)))
 	return c.(*net.TCPConn)
 }
 

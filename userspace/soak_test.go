@@ -231,7 +231,7 @@ func behave(s *Server, kind behaviour) error {
 		return err
 	}
 	defer c.Close()
-	c.SetDeadline(time.Now().Add(15 * patience)) // with hundreds of others, on a busy machine
+	c.SetDeadline(time.Now().Add(lifetime)) // with hundreds of others, on a busy machine
 	size, seed := 1+rand.IntN(1<<(6+rand.IntN(16))), byte(rand.Int())
 	h := crc64.New(table64)
 	_, err = c.Write([]byte{byte(kind), seed})

@@ -302,9 +302,10 @@ func TestHalfCloseIsBounded(t *testing.T) {
 	s := start(t, Config{HalfCloseTimeout: 50 * time.Millisecond}, testPlan(testService{name: "s", eps: []netip.AddrPort{silent}}))
 	c := connect(t, s)
 	io.WriteString(c, "x")
+	receive(t, c, "half of")
 	c.CloseWrite()
-	if data, end := readEnd(c); data != "half of" || end != "reset" {
-		t.Errorf("client read %q, %s; want a reset", data, end)
+	if data, end := readEnd(c); data != "" || end != "reset" {
+		t.Errorf("client read %q more, %s; want a reset", data, end)
 	}
 	if end := <-ends; end != "reset" {
 		t.Errorf("endpoint saw %s, want a reset", end)
@@ -462,7 +463,7 @@ func TestEndBehindBackPressure(t *testing.T) {
 func TestIdleTimeout(t *testing.T) {
 	t.Parallel()
 	ep := tcpEndpoint(t, echo)
-	s := start(t, Config{}, testPlan(testService{name: "s", eps: []netip.AddrPort{ep}, port: service.Port{IdleTimeout: time.Second}}))
+	s := start(t, Config{}, testPlan(testService{name: "s", eps: []netip.AddrPort{ep}, port: service.Port{IdleTimeout: 2 * time.Second}}))
 	t.Run("never sends", func(t *testing.T) {
 		if _, end := readEnd(connect(t, s)); end != "reset" {
 			t.Errorf("client read %s, want a reset", end)
@@ -479,7 +480,7 @@ func TestIdleTimeout(t *testing.T) {
 		c := connect(t, s)
 		for range 30 {
 			ask(t, c, "x")
-			time.Sleep(50 * time.Millisecond)
+			time.Sleep(100 * time.Millisecond)
 		}
 	})
 }

@@ -170,7 +170,7 @@ func TestUDPExchangesMakeRoom(t *testing.T) {
 func TestUDPSocketPool(t *testing.T) {
 	ep := listening(t)
 	d := udpService(addrPort(ep.LocalAddr()))
-	d.port.IdleTimeout = 50 * time.Millisecond
+	d.port.IdleTimeout = time.Second
 	s := start(t, Config{Origin: newOrigins(), Loops: 1}, testPlan(d))
 	first, late := exchangeOnce(t, udpClient(t, s), ep), exchangeOnce(t, udpClient(t, s), ep)
 	eventually(t, "the sessions have ended", func() bool { return sessionsOf(s) == 0 })

@@ -84,6 +84,9 @@ func TestUDPFloodBesideAHundred(t *testing.T) {
 				}
 			}
 			caughtUp(t, s)
+			if got := s.Exhausted(); len(got) != 1 || got[0] != plan.Sessions {
+				t.Errorf("exhausted: %v", got)
+			}
 			for i, c := range clients {
 				if got := udpAskOnce(t, c, "old"); got != seen[i] {
 					t.Fatalf("a session that talks was moved: %s, now %s", seen[i], got)
@@ -93,9 +96,6 @@ func TestUDPFloodBesideAHundred(t *testing.T) {
 				if want := slices.Contains(tt.reasons, shedReason(r)); want != (n > 0) {
 					t.Errorf("%d gave way: %s", n, plan.ShedReasons[r])
 				}
-			}
-			if got := s.Exhausted(); len(got) != 1 || got[0] != plan.Sessions {
-				t.Errorf("exhausted: %v", got)
 			}
 		})
 	}

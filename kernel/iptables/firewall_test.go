@@ -22,7 +22,7 @@ import (
 // answer reads what a server of [kerneltest.Network.Serve] says.
 func answer(c net.Conn) (string, error) {
 	defer c.Close()
-	_ = c.SetDeadline(time.Now().Add(time.Second))
+	_ = c.SetDeadline(time.Now().Add(20 * time.Second))
 	_, _ = fmt.Fprintln(c, "?")
 	line, err := bufio.NewReader(c).ReadString('\n')
 	return strings.TrimSuffix(line, " ?\n"), err
@@ -50,7 +50,7 @@ func TestHeartbeatPassesFirewall(t *testing.T) {
 			if got, err := answer(c); got != "userspace "+loopback.String() {
 				s.T.Errorf("%s: %q, %v", proto, got, err)
 			}
-			if _, _, err := s.Ask(0, proto, listener); !errors.Is(err, kerneltest.ErrTimeout) {
+			if _, _, err := s.Ask(0, proto, listener, false); !errors.Is(err, kerneltest.ErrTimeout) {
 				s.T.Errorf("%s of another program: %v, want %v", proto, err, kerneltest.ErrTimeout)
 			}
 		}
@@ -67,7 +67,7 @@ func TestWhoHearsOfRefusals(t *testing.T) {
 			kerneltest.Cluster(s.Virtual(1)), kerneltest.Endpoints(closed.String()))))
 		check := func(when string, want error) {
 			s.T.Helper()
-			if _, _, err := s.Ask(1, service.TCP, netip.MustParseAddrPort(s.Virtual(1))); !errors.Is(err, want) {
+			if _, _, err := s.Ask(1, service.TCP, netip.MustParseAddrPort(s.Virtual(1)), errors.Is(want, kerneltest.ErrRefused)); !errors.Is(err, want) {
 				s.T.Errorf("%s: %v, want %v", when, err, want)
 			}
 		}
@@ -145,7 +145,7 @@ func TestForwardAcceptsOnlyEndpoints(t *testing.T) {
 			return kerneltest.Plan(plan.ModeIPTables, kerneltest.Service("dns", service.UDP, kerneltest.Cluster(s.Virtual(1)), s.Endpoints(host)))
 		}
 		s.program(udp(2))
-		if _, _, err := s.Ask(1, service.TCP, foreign); !errors.Is(err, kerneltest.ErrTimeout) {
+		if _, _, err := s.Ask(1, service.TCP, foreign, false); !errors.Is(err, kerneltest.ErrTimeout) {
 			s.T.Errorf("rewritten by others: %v, want %v", err, kerneltest.ErrTimeout)
 		}
 		var c net.Conn
@@ -158,7 +158,7 @@ func TestForwardAcceptsOnlyEndpoints(t *testing.T) {
 		defer c.Close()
 		ask := func(when string) {
 			s.T.Helper()
-			_ = c.SetDeadline(time.Now().Add(time.Second))
+			_ = c.SetDeadline(time.Now().Add(20 * time.Second))
 			_, _ = c.Write([]byte("?"))
 			buf := make([]byte, 100)
 			n, err := c.Read(buf)

@@ -164,7 +164,7 @@ func TestUnservedAreRefused(t *testing.T) {
 			}
 			fails(what+": from the node", 0, service.TCP)
 			// What OUTPUT refuses or drops, the sender hears of at once.
-			if _, _, err := s.Ask(0, service.UDP, netip.MustParseAddrPort(s.Virtual(1))); !errors.Is(err, unix.EPERM) {
+			if _, _, err := s.Ask(0, service.UDP, netip.MustParseAddrPort(s.Virtual(1)), true); !errors.Is(err, unix.EPERM) {
 				s.T.Errorf("%s: udp from the node: %v, want %v", what, err, unix.EPERM)
 			}
 		}

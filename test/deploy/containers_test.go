@@ -196,17 +196,17 @@ func TestServeWithoutPrograms(t *testing.T) {
 // replace updates the pod while clients go on: the second one takes over from the first, which idles until it is deleted.
 func (n *node) replace(first *lab.Process, m lab.Manifest, plane plan.DataPlane, edits ...edit) {
 	n.Helper()
-	traffic, err := lab.StartTraffic(n.ctx, lab.TrafficConfig{From: n.net.Client, Target: address(m, 0), Network: "tcp", Rate: 50, Count: 5000, Timeout: within(2 * time.Second)})
+	traffic, err := lab.StartTraffic(n.ctx, lab.TrafficConfig{From: n.net.Client, Target: address(m, 0), Network: "tcp", Rate: 50, Count: 5000, Concurrency: 1024, Timeout: within(30 * time.Second)})
 	n.must(err)
 	grace := time.Duration(*n.deploy.daemonSet.Spec.Template.Spec.TerminationGracePeriodSeconds) * time.Second
-	held, err := lab.Hold(n.ctx, lab.HoldConfig{From: n.net.Client, Network: "tcp", Target: address(m, 0), Timeout: within(2 * time.Second)})
+	held, err := lab.Hold(n.ctx, lab.HoldConfig{From: n.net.Client, Network: "tcp", Target: address(m, 0), Timeout: within(30 * time.Second)})
 	n.must(err)
 	second := n.start("kproxy", edits...)
 	n.ready(second)
 	if log := second.Log(); !first.Running() || !strings.Contains(log, "took over") {
 		n.Errorf("the second one is ready; the first one runs: %v; the second one's log:\n%s", first.Running(), log)
 	}
-	n.must(first.Stop(within(5 * time.Second))) // it has nothing to drain
+	n.must(first.Stop(within(30 * time.Second))) // it has nothing to drain
 	n.carriedBy("web", plane)
 	if err := held.Close(); err != nil {
 		n.Errorf("a connection broke while the pod was replaced: %v", err)

@@ -126,7 +126,7 @@ func TestIPVSForgetsOnlyItsOwn(t *testing.T) {
 // fromPort opens a connection from a port of the client's.
 func (w *world) fromPort(target netip.AddrPort, port uint16) net.Conn {
 	w.Helper()
-	ctx, cancel := context.WithTimeout(w.ctx, within(5*time.Second))
+	ctx, cancel := context.WithTimeout(w.ctx, patience(10*time.Second))
 	defer cancel()
 	local := net.TCPAddrFromAddrPort(netip.AddrPortFrom(w.net.Config.ClientAddresses(0)[service.FamilyOf(target.Addr())], port))
 	c, err := w.net.Client.DialFrom(ctx, local, "tcp", target.String())
@@ -139,7 +139,7 @@ func (w *world) fromPort(target netip.AddrPort, port uint16) net.Conn {
 func (w *world) goesOn(connections ...net.Conn) {
 	w.Helper()
 	for _, c := range connections {
-		w.must(c.SetDeadline(time.Now().Add(within(5 * time.Second))))
+		w.must(c.SetDeadline(time.Now().Add(patience(10 * time.Second))))
 		_, err := io.WriteString(c, "hello\n")
 		if err == nil {
 			_, err = bufio.NewReader(c).ReadString('\n')
@@ -169,7 +169,7 @@ func TestInvalidPackets(t *testing.T) {
 	var held []*lab.Held
 	hold := func(from *lab.Namespace, target netip.AddrPort) {
 		t.Helper()
-		h, err := lab.Hold(w.ctx, lab.HoldConfig{From: from, Network: "tcp", Target: target, Every: within(50 * time.Millisecond), Timeout: within(5 * time.Second)})
+		h, err := lab.Hold(w.ctx, lab.HoldConfig{From: from, Network: "tcp", Target: target, Every: within(50 * time.Millisecond), Timeout: patience(10 * time.Second)})
 		w.must(err)
 		t.Cleanup(func() { h.Close() })
 		held = append(held, h)
@@ -181,12 +181,15 @@ func TestInvalidPackets(t *testing.T) {
 			before = append(before, h.Exchanges())
 		}
 		sleep(time.Second)
-		w.unbroken(when, held...)
-		for i, h := range held {
-			if h.Exchanges() == before[i] && h.Err() == nil {
-				t.Errorf("%s: connection %d of %d stands still", when, i+1, len(held))
+		w.eventually(20*time.Second, when+": each connection goes on", func() error {
+			for i, h := range held {
+				if h.Exchanges() == before[i] && h.Err() == nil {
+					return fmt.Errorf("connection %d of %d stands still", i+1, len(held))
+				}
 			}
-		}
+			return nil
+		})
+		w.unbroken(when, held...)
 		for i, in := range intruders {
 			if in.sent.Load() == 0 || in.resets.Load() > 0 {
 				t.Errorf("%s: %d packets of endpoint %d were answered with %d resets, want none", when, in.sent.Load(), i+1, in.resets.Load())

@@ -329,7 +329,15 @@ func (w *world) changesWithoutRules(reason string, lasts time.Duration, happen, 
 	w.must(m.Without("b3").Write(w.manifests))
 	w.await("web", "line", plan.Userspace, "")
 	changed := time.Now()
-	w.net.Backend("b3").Stop()
+	b3 := w.net.Backend("b3")
+	time.Sleep(patience(300 * time.Millisecond)) // it accepts what the kernel has for it
+	w.eventually(20*time.Second, "b3 to have answered whom it had", func() error {
+		if n := b3.Active(); n > 0 {
+			return fmt.Errorf("it has %d connections", n)
+		}
+		return nil
+	})
+	b3.Stop()
 	w.eventually(20*time.Second, "the status to say why", func() error {
 		if st, err := w.client.Status(w.ctx); err != nil || !strings.Contains(st.Sync.LastError, reason) {
 			return fmt.Errorf("it says %q, %v", st.Sync.LastError, err)

@@ -114,7 +114,7 @@ type line struct {
 // line opens a connection, to whichever backend.
 func (w *world) line(target netip.AddrPort) *line {
 	w.Helper()
-	ctx, cancel := context.WithTimeout(w.ctx, within(5*time.Second))
+	ctx, cancel := context.WithTimeout(w.ctx, patience(10*time.Second))
 	defer cancel()
 	c, err := w.net.Client.Dial(ctx, "tcp", target.String())
 	w.must(err)
@@ -142,7 +142,7 @@ func (w *world) lineTo(backend string, target netip.AddrPort) *line {
 
 // ask makes one exchange.
 func (l *line) ask() (lab.Answer, error) {
-	if err := l.conn.SetDeadline(time.Now().Add(within(3 * time.Second))); err != nil {
+	if err := l.conn.SetDeadline(time.Now().Add(patience(10 * time.Second))); err != nil {
 		return lab.Answer{}, err
 	}
 	if _, err := l.conn.Write([]byte("hello\n")); err != nil {

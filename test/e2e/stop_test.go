@@ -193,23 +193,26 @@ func TestStopWithoutEnd(t *testing.T) {
 	w.must(w.proxy.Signal(syscall.SIGTERM))
 	served := 0
 	for w.proxy.Running() {
-		ctx, cancel := context.WithTimeout(w.ctx, within(5*time.Second))
+		asked := time.Since(began)
+		ctx, cancel := context.WithTimeout(w.ctx, patience(10*time.Second))
 		_, err := w.net.Client.Ask(ctx, "tcp", frontends(m)[0], "hello")
 		cancel()
 		switch {
 		case err == nil:
 			served++
+		case asked < drain/2 && time.Since(began) < drain*3/4:
+			t.Errorf("%s after the signal a connection wasn't served: %v", asked.Round(time.Millisecond), err)
 		case !strings.Contains(err.Error(), "refused") && !strings.Contains(err.Error(), "reset"):
 			t.Errorf("%s after the signal a connection wasn't refused: %v", time.Since(began).Round(time.Millisecond), err)
 		}
 		sleep(50 * time.Millisecond)
 	}
 	ended := time.Since(began)
-	if ended < drain || ended > drain+within(5*time.Second) {
+	if ended < drain || ended > drain+patience(10*time.Second) {
 		t.Errorf("it ended %s after the signal, want %s", ended, drain)
 	}
-	if served < 20 {
-		t.Errorf("%d connections were served meanwhile, want them served until the last moment", served)
+	if served == 0 {
+		t.Error("no connection was served meanwhile")
 	}
 	w.must(w.proxy.Wait(w.ctx))
 	if !strings.Contains(w.proxy.Log(), "connections were cut short") {

@@ -193,7 +193,7 @@ func TestLargestDatagrams(t *testing.T) {
 				w.must(err)
 				_, err = c.Write([]byte(payload))
 				w.must(err)
-				w.must(c.SetReadDeadline(time.Now().Add(within(5 * time.Second))))
+				w.must(c.SetReadDeadline(time.Now().Add(patience(10 * time.Second))))
 				buf := make([]byte, 1<<16)
 				n, err := c.Read(buf)
 				c.Close()
@@ -231,7 +231,7 @@ func TestOneSocketTwoServices(t *testing.T) {
 					w.must(err)
 				}
 				for range 2 {
-					w.must(c.SetReadDeadline(time.Now().Add(within(5 * time.Second))))
+					w.must(c.SetReadDeadline(time.Now().Add(patience(10 * time.Second))))
 					buf := make([]byte, 2000)
 					n, from, err := c.ReadFrom(buf)
 					if err != nil {

@@ -150,7 +150,7 @@ func (w *world) configure(args ...string) {
 // stop ends kproxy as an operator does.
 func (w *world) stop() {
 	w.Helper()
-	w.must(w.proxy.Stop(within(10 * time.Second)))
+	w.must(w.proxy.Stop(patience(20 * time.Second)))
 }
 
 // startAgain starts the same kproxy once more.
@@ -250,7 +250,7 @@ func (w *world) refuses(from *lab.Namespace, network string, target netip.AddrPo
 	var a lab.Answer
 	var err error
 	for range map[string]int{"tcp": 1, "udp": 3}[network] {
-		ctx, cancel := context.WithTimeout(w.ctx, within(3*time.Second))
+		ctx, cancel := context.WithTimeout(w.ctx, patience(5*time.Second))
 		a, err = from.Ask(ctx, network, target, "hello")
 		cancel()
 		if err == nil || !errors.Is(err, os.ErrDeadlineExceeded) {

@@ -120,13 +120,17 @@ func slowness() time.Duration {
 }
 
 // Ask connects from host i to address and returns the answer: who served, and
-// which client address it saw.
-func (n *Network) Ask(i int, proto service.Protocol, to netip.AddrPort) (server, client string, err error) {
-	return n.ask(i, proto, to, askTimeout)
+// which client address it saw. It waits longer where an answer or a refusal is expected.
+func (n *Network) Ask(i int, proto service.Protocol, to netip.AddrPort, expected bool) (server, client string, err error) {
+	timeout := askTimeout
+	if expected {
+		timeout *= patience
+	}
+	return n.ask(i, proto, to, timeout)
 }
 
-// patience is how many times as long as Ask those wait that expect an answer.
-const patience = 10
+// patience is how many times as long as for silence those wait that expect an answer.
+const patience = 30
 
 func (n *Network) ask(i int, proto service.Protocol, to netip.AddrPort, timeout time.Duration) (server, client string, err error) {
 	ctx, cancel := context.WithTimeout(n.t.Context(), timeout)
