@@ -24,7 +24,7 @@ func TestStopInModeUserspace(t *testing.T) {
 	m := newManifest("web", 10, w.net.Backends...)
 	w.must(m.Write(w.manifests))
 	drain := within(time.Minute)
-	w.start("--mode", "userspace", "--drain-timeout", drain.String())
+	w.start("--mode", "userspace", "--drain-timeout", drain.String(), "--alive-timeout", lasting(20*time.Second).String())
 	at := frontends(m)[0]
 	held := w.hold(at)
 	began := time.Now()

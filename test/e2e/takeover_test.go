@@ -247,7 +247,7 @@ func TestTakeover(t *testing.T) {
 
 // TestTakeoverInModeUserspace is TestTakeover where nothing else serves meanwhile.
 func TestTakeoverInModeUserspace(t *testing.T) {
-	takeovers(newWorld(t), slices.Repeat([]string{binary}, 5), "--mode", "userspace")
+	takeovers(newWorld(t), slices.Repeat([]string{binary}, 5), "--mode", "userspace", "--alive-timeout", lasting(20*time.Second).String())
 }
 
 // TestTakeoverBetweenReleases is TestTakeover from the last release's kproxy to today's, back, and again: each writes its own rules.
@@ -652,7 +652,7 @@ func TestTwoNewcomers(t *testing.T) {
 	w := newWorld(t)
 	m := newManifest("web", 10, w.net.Backends...)
 	w.must(m.Write(w.manifests))
-	w.start("--mode", "userspace", "--drain-timeout", "1s")
+	w.start("--mode", "userspace", "--drain-timeout", "1s", "--alive-timeout", lasting(20*time.Second).String())
 	at := frontends(m)[0]
 	held := w.hold(at)
 	tr := w.traffic("tcp", at, 20)
