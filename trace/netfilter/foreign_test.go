@@ -190,7 +190,7 @@ func TestPredictsUsedUp(t *testing.T) {
 					s.t.Errorf("%s: predicted %v, want %s", rules, predicted, want)
 				}
 				real := map[string]string{"maybe": "refused"}[want]
-				if got := s.measure(1, service.TCP, 1, to).Verdict; got != real && got != want {
+				if got := s.measure(1, service.TCP, 1, to, true).Verdict; got != real && got != want {
 					s.t.Errorf("%s: real packets: %s", rules, got)
 				}
 			}
