@@ -208,11 +208,11 @@ together() {
 slow='/(conntrack|kernel/iptables|kernel/ipvs|kernel/nftables|userspace|cmd/kproxy|plan|test/deploy|trace|trace/netfilter)$'
 
 # concurrent finds the packages that start goroutines, in their code or in their tests: in the others the race detector takes several
-# times as long, and has nothing to find. Of kernel/nftables two tests do so. Those that import Kubernetes' API are raced for a release
-# (`make race`): to compile all of that once more takes longer than all that are raced here.
+# times as long, and has nothing to find. Of kernel/nftables two tests do so, of kernel/ipvs one that needs IPVS. Those that import
+# Kubernetes' API are raced for a release (`make race`): to compile all of that once more takes longer than all that are raced here.
 concurrent() {
 	git grep --untracked -lE '(^|[^a-z."])go (func|[A-Za-z_.]+\()|\.Go\(' -- '*.go' | xargs -n 1 dirname | sort -u |
-		sed "s|^|$(go list -m)/|" | grep -xF "$packages" | grep -vE '/kernel/nftables$' | grep -vxF "$clients"
+		sed "s|^|$(go list -m)/|" | grep -xF "$packages" | grep -vE '/kernel/(ipvs|nftables)$' | grep -vxF "$clients"
 }
 raced_nftables='^Test(HeartbeatWhileElementsAreRead|PacketsBetweenTransactions)$'
 
