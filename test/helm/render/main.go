@@ -32,7 +32,7 @@ func run(args []string) error {
 	if err != nil {
 		return err
 	}
-	dir, err := os.MkdirTemp(filepath.Dir(folder), "release") // kustomize takes no absolute paths
+	dir, err := os.MkdirTemp(filepath.Dir(folder), ".release") // kustomize takes no absolute paths, and go list looks into no such folder
 	if err != nil {
 		return err
 	}
