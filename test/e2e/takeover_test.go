@@ -279,8 +279,9 @@ func takeovers(w *world, binaries []string, args ...string) {
 	kernel.Type, kernel.ExternalLocal, kernel.HealthCheckNodePort = "LoadBalancer", true, 32100
 	kernel.LoadBalancerIPs = []netip.Addr{netip.MustParseAddr("192.0.2.11")}
 	own := w.serveOn(w.net.Backends[0], "own", 12, echoHash)
-	// UDP sessions stay with endpoints that nothing calls dead, as probes may on a busy machine.
-	calm := newManifest("calm", 13, w.net.Backends...).Annotate("kproxy.dev/health-check", "off")
+	// UDP sessions stay with endpoints that nothing calls dead, as probes may on a busy machine, and are kept until they are asked again.
+	w.node("sysctl", "--write", "net.netfilter.nf_conntrack_udp_timeout=600")
+	calm := newManifest("calm", 13, w.net.Backends...).Annotate("kproxy.dev/health-check", "off").Annotate("kproxy.dev/idle-timeout", "10m")
 	calmKernel := newManifest("calm-kernel", 14, w.net.Backends...).Annotate("kproxy.dev/health-check", "off")
 	for _, m := range []lab.Manifest{web, kernel, own, calm, calmKernel} {
 		w.must(m.Write(w.manifests))
