@@ -26,7 +26,7 @@ import (
 // patience is how long tests wait for what must happen.
 const patience = 20 * time.Second
 
-// lifetime bounds how long a test has a connection.
+// lifetime bounds the use of a connection from when a test opens it.
 const lifetime = 15 * patience
 
 // vip is the address of the service in loopback tests.

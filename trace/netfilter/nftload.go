@@ -88,7 +88,7 @@ func deviceIndex(name string) (value, mask []byte, ok bool) {
 	return known(native(uint32(link.Index))...)
 }
 
-// metaFields are those of meta that can be known (enum nft_meta_keys).
+// metaFields holds the fields of meta that can be known (enum nft_meta_keys).
 var metaFields = map[uint64]*loaded{
 	unix.NFT_META_PROTOCOL: {symbol{text: "meta protocol", kind: asEther, size: 2}, func(_ *walker, p *Packet) (v, k []byte, ok bool) {
 		return known(p.etherType()...)

@@ -224,7 +224,7 @@ func (j *journey) arrive(p netfilter.Packet, share float64) {
 	j.end("nowhere", share)
 }
 
-// measure finds out what becomes of n connections, of which each is expected to be answered or refused, or not.
+// measure finds out what becomes of n connections. It waits longer where expected says that they are answered or refused.
 func (s *scene) measure(n int, proto service.Protocol, from int, to netip.AddrPort, expected bool) fate {
 	out := fate{Servers: map[string]string{}}
 	for range n {
