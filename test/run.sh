@@ -55,11 +55,12 @@ guests() {
 	fi
 }
 
-# vm_itself tests what starts guests, and then, in a guest that waits as long as there is to wait, what measures time.
+# vm_itself tests what starts guests; then, in a guest that waits as long as there is to wait, what measures time; and an image that
+# unit_sequential has made.
 vm_itself() {
 	not_idle
 	[[ $(uname -m) != x86_64 ]] || tests vm-itself -count=1 -parallel=$((3 * $(nproc))) ./test/vm # they mostly wait
-	guests clock
+	guests clock image
 }
 
 # end_to_end runs the tests with real packets whole in one mode, and in_iptables those whose subject is a data plane in another
@@ -285,7 +286,7 @@ everything() {
 	stage "mode iptables" in_iptables
 	beside conformance with_cluster
 	stage browser with_browser
-	tail --pid="${background[0]#*=}" -f /dev/null # guest clock serves with an image that unit-sequential makes
+	tail --pid="${background[0]#*=}" -f /dev/null # which makes the image that a guest serves with
 	beside vm vm_itself
 	stage kubernetes with_kubernetes
 	stage "the rest of these" together

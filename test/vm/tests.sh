@@ -58,7 +58,7 @@ rows=(
 	"4        trace         (vm)            -test.run=^Test(TrafficControlIsNamed|BridgesByExpression)\$"
 	"clock    test/e2e      (vm,ipvs,clock) KPROXY_E2E_MODE=ipvs -test.run=^Test($clock)\$"
 	"clock    test/e2e      (vm,iptables,clock) KPROXY_E2E_MODE=iptables -test.run=^TestForgottenConnectionsGoOn\$"
-	"clock    test/deploy   (vm)            -test.run=^TestServe\$/^nft,_firewall_true\$" # with the image that test/deploy made here
+	"image    test/deploy   (vm)            -test.run=^TestServe\$/^nft,_firewall_true\$" # with the image that test/deploy made here
 )
 # Where user-mode Linux doesn't boot, guests are what accel.sh says, many times slower.
 [[ -n ${KPROXY_VM_ACCEL:-} ]] || ! KPROXY_VM_ACCEL=uml KPROXY_VM_TIMEOUT=600 test/vm/run.sh true >&2 || export KPROXY_VM_ACCEL=uml
