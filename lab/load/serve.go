@@ -226,9 +226,7 @@ func (l *serverLoop) accept(listener int, k Kind) {
 // serve does what a connection's kind is for; false when it is over.
 func (l *serverLoop) serve(fd int, c *serverConn) bool {
 	switch c.kind {
-	case Exchange:
-		return l.echo(fd)
-	case Short:
+	case Exchange, Short:
 		return l.answer(fd, c)
 	case Bulk:
 		return l.drain(fd, c)
@@ -238,38 +236,25 @@ func (l *serverLoop) serve(fd int, c *serverConn) bool {
 	return false
 }
 
-func (l *serverLoop) echo(fd int) bool {
+// answer answers a request, in as many pieces as it comes. After a whole one it ends a [Short] connection.
+func (l *serverLoop) answer(fd int, c *serverConn) bool {
 	n, e := read(fd, l.buffer[:messageSize])
-	if e == unix.EAGAIN || e == unix.EINTR {
+	if e == unix.EAGAIN {
 		return true
 	}
 	if e != 0 || n == 0 {
 		return false
 	}
 	wrote, e := write(fd, l.buffer[:n])
-	return e == 0 && wrote == n // so little always fits: the client awaits it
-}
-
-// answer answers a whole request, in as many pieces as it comes, and ends the
-// connection.
-func (l *serverLoop) answer(fd int, c *serverConn) bool {
-	n, e := read(fd, l.buffer[:messageSize])
-	if e == unix.EAGAIN || e == unix.EINTR {
-		return true
-	}
-	if e != 0 || n == 0 {
-		return false
-	}
-	_, _ = write(fd, l.buffer[:n]) // a client that is gone misses it
 	c.received += uint64(n)
-	return c.received < messageSize
+	return e == 0 && wrote == n && (c.kind == Exchange || c.received < messageSize) // so little always fits: the client awaits it
 }
 
 // drain takes what there is of a stream, and confirms it at the end.
 func (l *serverLoop) drain(fd int, c *serverConn) bool {
 	n, e := read(fd, l.buffer)
 	switch {
-	case e == unix.EAGAIN || e == unix.EINTR:
+	case e == unix.EAGAIN:
 		return true
 	case e != 0:
 		return false
