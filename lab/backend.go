@@ -220,7 +220,7 @@ func (s *server) accept(l net.Listener, serve func(net.Conn)) {
 		}
 		if err != nil {
 			// Out of descriptors, or the peer is gone: neither ends a listener.
-			if !s.sleep(10 * time.Millisecond) {
+			if Sleep(s.ctx, 10*time.Millisecond) != nil {
 				return
 			}
 			continue
@@ -257,14 +257,12 @@ func (s *server) handle(c net.Conn, serve func(net.Conn)) {
 	})
 }
 
-// sleep waits for d; false means that the server was closed.
-func (s *server) sleep(d time.Duration) bool {
-	t := time.NewTimer(d)
-	defer t.Stop()
+// Sleep waits for d. Where ctx ends before, it returns at once, with ctx's error.
+func Sleep(ctx context.Context, d time.Duration) error {
 	select {
-	case <-t.C:
-		return true
-	case <-s.ctx.Done():
-		return false
+	case <-ctx.Done():
+		return ctx.Err()
+	case <-time.After(d):
+		return nil
 	}
 }

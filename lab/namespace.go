@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"math/rand/v2"
 	"net"
 	"net/http"
@@ -225,4 +226,22 @@ func (n *Namespace) ListenPacket(ctx context.Context, network, address string) (
 // Hosts must be numeric, as with Dial. A timeout of 0 is none.
 func (n *Namespace) HTTPClient(timeout time.Duration) *http.Client {
 	return &http.Client{Timeout: timeout, Transport: &http.Transport{DisableKeepAlives: true, DialContext: n.Dial}}
+}
+
+// Get returns what a client gets from a URL. A status other than 200 is an error.
+func Get(ctx context.Context, client *http.Client, url string) ([]byte, error) {
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
+	if err != nil {
+		return nil, err
+	}
+	resp, err := client.Do(req)
+	if err != nil {
+		return nil, err
+	}
+	defer resp.Body.Close()
+	text, err := io.ReadAll(resp.Body)
+	if err == nil && resp.StatusCode != http.StatusOK {
+		err = fmt.Errorf("%s: status %s: %s", url, resp.Status, text)
+	}
+	return text, err
 }

@@ -82,7 +82,7 @@ func (s *server) serveDatagrams(c *net.UDPConn) {
 		}
 		if err != nil {
 			// ICMP errors of earlier answers come back here.
-			if !s.sleep(time.Millisecond) {
+			if Sleep(s.ctx, time.Millisecond) != nil {
 				return
 			}
 			continue

@@ -152,10 +152,8 @@ func (r *rig) grow(ctx context.Context, n int) (time.Duration, error) {
 			return took, errors.Join(r.settle(ctx), r.reach(ctx, n))
 		}
 		// Asking costs kproxy time: it gets at least as much for its own work.
-		select {
-		case <-time.After(max(20*time.Millisecond, 2*time.Since(asked))):
-		case <-ctx.Done():
-			return took, fmt.Errorf("wait for %d services in %s: %w: %w", n, r.plane, ctx.Err(), err)
+		if ended := lab.Sleep(ctx, max(20*time.Millisecond, 2*time.Since(asked))); ended != nil {
+			return took, fmt.Errorf("wait for %d services in %s: %w: %w", n, r.plane, ended, err)
 		}
 	}
 }

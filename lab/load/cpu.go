@@ -13,6 +13,8 @@ import (
 
 	"github.com/prometheus/procfs"
 	"golang.org/x/sys/unix"
+
+	"kproxy.dev/kproxy/lab"
 )
 
 // CPU says what the processors did while a load ran, in seconds of one processor.
@@ -135,10 +137,8 @@ func (i Idle) Wait(ctx context.Context, pid int) error {
 		if err != nil {
 			return err
 		}
-		select {
-		case <-time.After(i.Window):
-		case <-ctx.Done():
-			return ctx.Err()
+		if err := lab.Sleep(ctx, i.Window); err != nil {
+			return err
 		}
 		if after, err := ProcessTime(pid); err != nil || after-before <= i.Busy.Seconds() {
 			return err

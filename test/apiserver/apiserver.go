@@ -11,7 +11,6 @@ import (
 	"encoding/pem"
 	"errors"
 	"fmt"
-	"io"
 	"net/http"
 	"net/netip"
 	"os"
@@ -141,18 +140,6 @@ func (s *Server) listens(ctx context.Context, address string) error {
 func (s *Server) ready(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, s.server()+"/readyz", nil)
-	if err != nil {
-		return err
-	}
-	resp, err := s.HTTP.Do(req)
-	if err != nil {
-		return err
-	}
-	defer resp.Body.Close()
-	text, err := io.ReadAll(resp.Body)
-	if err == nil && resp.StatusCode != http.StatusOK {
-		err = fmt.Errorf("status %s: %s", resp.Status, text)
-	}
+	_, err := lab.Get(ctx, s.HTTP, s.server()+"/readyz")
 	return err
 }

@@ -13,6 +13,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	typed "k8s.io/client-go/kubernetes/typed/core/v1"
 	"k8s.io/client-go/rest"
+
+	"kproxy.dev/kproxy/lab"
 )
 
 // finalizer keeps a Service until its load balancer is gone, as a cloud's controller does.
@@ -41,10 +43,7 @@ func (b *balancer) run(ctx context.Context) {
 		if err := b.sync(ctx); err != nil && ctx.Err() == nil {
 			log.Printf("load balancer: %v", err)
 		}
-		select {
-		case <-ctx.Done():
-		case <-time.After(time.Second):
-		}
+		_ = lab.Sleep(ctx, time.Second) // the loop asks whether it has ended
 	}
 }
 
@@ -147,16 +146,8 @@ func (b *balancer) nodesFor(ctx context.Context, s *corev1.Service) (nodes []*no
 }
 
 func (b *balancer) healthy(ctx context.Context, n *node, port int32) bool {
-	request, err := http.NewRequestWithContext(ctx, http.MethodGet, fmt.Sprintf("http://%s:%d/healthz", n.address4(), port), nil)
-	if err != nil {
-		return false
-	}
-	response, err := b.health.Do(request)
-	if err != nil {
-		return false
-	}
-	_ = response.Body.Close()
-	return response.StatusCode == http.StatusOK
+	_, err := lab.Get(ctx, &b.health, fmt.Sprintf("http://%s:%d/healthz", n.address4(), port))
+	return err == nil
 }
 
 // route leads an address to nodes, from a client that isn't of their network.

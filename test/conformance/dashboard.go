@@ -6,7 +6,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"net/http"
 	"os/exec"
 	"slices"
@@ -14,6 +13,7 @@ import (
 	"time"
 
 	kproxies "kproxy.dev/kproxy/cmd/kproxy/cluster"
+	"kproxy.dev/kproxy/lab"
 	"kproxy.dev/kproxy/plan"
 )
 
@@ -120,18 +120,5 @@ func fetchInto(ctx context.Context, url string, into any) error {
 func fetch(ctx context.Context, url string) ([]byte, error) {
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
-	if err != nil {
-		return nil, err
-	}
-	resp, err := http.DefaultClient.Do(req)
-	if err != nil {
-		return nil, err
-	}
-	defer resp.Body.Close()
-	text, err := io.ReadAll(resp.Body)
-	if err == nil && resp.StatusCode != http.StatusOK {
-		err = fmt.Errorf("%s: status %s: %s", url, resp.Status, text)
-	}
-	return text, err
+	return lab.Get(ctx, http.DefaultClient, url)
 }

@@ -14,6 +14,8 @@ import (
 	"strings"
 	"syscall"
 	"time"
+
+	"kproxy.dev/kproxy/lab"
 )
 
 //go:embed node.sh
@@ -171,10 +173,8 @@ func poll(ctx context.Context, within time.Duration, f func() error) error {
 		if err == nil {
 			return nil
 		}
-		select {
-		case <-ctx.Done():
+		if lab.Sleep(ctx, 500*time.Millisecond) != nil {
 			return errors.Join(fmt.Errorf("after %v", within), err)
-		case <-time.After(500 * time.Millisecond):
 		}
 	}
 }

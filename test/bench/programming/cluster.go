@@ -186,10 +186,8 @@ func (c *cluster) awaitNamespace(ctx context.Context) error {
 		if err == nil || !apierrors.IsNotFound(err) {
 			return err
 		}
-		select {
-		case <-ctx.Done():
-			return ctx.Err()
-		case <-time.After(50 * time.Millisecond):
+		if err := lab.Sleep(ctx, 50*time.Millisecond); err != nil {
+			return err
 		}
 	}
 }

@@ -85,15 +85,6 @@ func (p *proxy) memory() (map[string]float64, error) {
 	return out, nil
 }
 
-func pause(ctx context.Context, d time.Duration) error {
-	select {
-	case <-ctx.Done():
-		return ctx.Err()
-	case <-time.After(d):
-		return nil
-	}
-}
-
 // logWatch passes a program's output on and notes when lines with a mark come.
 type logWatch struct {
 	mark  []byte
@@ -162,7 +153,7 @@ func (w *logWatch) await(ctx context.Context, p *lab.Process, t time.Time) (time
 		if !p.Running() {
 			return time.Time{}, fmt.Errorf("it ended: %s", end(p.Log()))
 		}
-		if err := pause(ctx, time.Millisecond); err != nil {
+		if err := lab.Sleep(ctx, time.Millisecond); err != nil {
 			return time.Time{}, errors.Join(fmt.Errorf("wait for %q in the log: %w", w.mark, err), errors.New(end(p.Log())))
 		}
 	}

@@ -269,7 +269,7 @@ func idleMachine(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		if err := pause(ctx, window); err != nil {
+		if err := lab.Sleep(ctx, window); err != nil {
 			return err
 		}
 		var now load.CPU

@@ -4,14 +4,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
-	"net/http"
 	"net/netip"
 	"slices"
 	"strconv"
 	"strings"
 	"time"
 
+	"kproxy.dev/kproxy/lab"
 	"kproxy.dev/kproxy/lab/load"
 	"kproxy.dev/kproxy/service"
 	"kproxy.dev/kproxy/web"
@@ -208,7 +207,7 @@ func (r *rig) calm(ctx context.Context, p *proxy) error {
 	}
 	was, err := p.cpu()
 	for i, quiet := 0, 0; err == nil && i < times && quiet < 3; i++ {
-		if err := pause(ctx, window); err != nil {
+		if err := lab.Sleep(ctx, window); err != nil {
 			return fmt.Errorf("wait until %s is idle: %w", p.Name, err)
 		}
 		var now float64
@@ -334,7 +333,7 @@ func (r *rig) memoryAfterChanges(ctx context.Context, p *proxy) error {
 		if err := r.cluster.move(ctx, r.movable(n), (n/movables+1)%sides); err != nil {
 			return err
 		}
-		if err := pause(ctx, time.Second/20); err != nil {
+		if err := lab.Sleep(ctx, time.Second/20); err != nil {
 			return err
 		}
 	}
@@ -391,7 +390,7 @@ func (r *rig) changes(ctx context.Context, p *proxy) error {
 			}
 			kernel = append(kernel, ms(written.Sub(began)))
 		}
-		if err := pause(ctx, r.spacing()); err != nil {
+		if err := lab.Sleep(ctx, r.spacing()); err != nil {
 			return err
 		}
 	}
@@ -465,7 +464,7 @@ func (r *rig) scrapeCPU(ctx context.Context, p *proxy) error {
 	was, err := p.cpu()
 	for range scrapes {
 		if err == nil {
-			_, err = r.get(ctx, "/metrics")
+			_, err = r.metrics(ctx)
 		}
 	}
 	if err != nil {
@@ -489,7 +488,7 @@ func (r *rig) moveQuietly(ctx context.Context, p *proxy, i, side int) error {
 			return err
 		}
 	}
-	return pause(ctx, r.spacing())
+	return lab.Sleep(ctx, r.spacing())
 }
 
 // idleRate measures how many processors the proxy uses when nothing happens.
@@ -501,7 +500,7 @@ func (r *rig) idleRate(ctx context.Context, p *proxy) (float64, error) {
 	}
 	began := time.Now()
 	for range looks {
-		if err := pause(ctx, r.spacing()); err != nil {
+		if err := lab.Sleep(ctx, r.spacing()); err != nil {
 			return 0, err
 		}
 	}
@@ -556,7 +555,7 @@ func (r *rig) moves(ctx context.Context, p *proxy) error {
 		if is.count > was.count {
 			own[to] = append(own[to], 1000*(is.seconds-was.seconds)/(is.count-was.count))
 		}
-		if err := pause(ctx, 200*time.Millisecond); err != nil {
+		if err := lab.Sleep(ctx, 200*time.Millisecond); err != nil {
 			return err
 		}
 	}
@@ -599,7 +598,7 @@ type passes struct {
 
 // passes reads kproxy's metrics.
 func (r *rig) passes(ctx context.Context) (out passes, err error) {
-	text, err := r.get(ctx, "/metrics")
+	text, err := r.metrics(ctx)
 	if err != nil {
 		return out, err
 	}
@@ -625,21 +624,7 @@ func (r *rig) passes(ctx context.Context) (out passes, err error) {
 	return out, nil
 }
 
-// get asks the proxy's server of metrics on the node's loopback, which has one port for all.
-func (r *rig) get(ctx context.Context, path string) ([]byte, error) {
-	client := http.Client{Transport: &http.Transport{DialContext: r.net.Node.Dial, DisableKeepAlives: true}}
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://127.0.0.1:10249"+path, nil)
-	if err != nil {
-		return nil, err
-	}
-	resp, err := client.Do(req)
-	if err != nil {
-		return nil, fmt.Errorf("ask the proxy: %w", err)
-	}
-	defer resp.Body.Close()
-	text, err := io.ReadAll(resp.Body)
-	if err == nil && resp.StatusCode != http.StatusOK {
-		err = fmt.Errorf("ask the proxy for %s: %s: %s", path, resp.Status, text)
-	}
-	return text, err
+// metrics asks the proxy's server of metrics on the node's loopback, which has one port for all.
+func (r *rig) metrics(ctx context.Context) ([]byte, error) {
+	return lab.Get(ctx, r.net.Node.HTTPClient(0), "http://127.0.0.1:10249/metrics") // ctx bounds it
 }

@@ -102,10 +102,8 @@ func (b *bench) reloadRun(ctx context.Context, r *rig) (values [7]float64, err e
 			run(&asking, load.Exchange, reloadAsking)
 			run(&fresh, load.Short, reloadNew)
 			all.Go(func() error {
-				select {
-				case <-ctx.Done():
-					return ctx.Err()
-				case <-time.After(reloadBefore):
+				if err := lab.Sleep(ctx, reloadBefore); err != nil {
+					return err
 				}
 				return replace(ctx)
 			})
