@@ -38,7 +38,6 @@ type Options struct {
 	Subjects, Cases []string
 	Rounds, Changes int
 	KProxy, Loads   string // programs: the proxy, and client and server of loads (load.Main)
-	Logs            string // folder for the proxies' logs; none if empty
 	Deadline        time.Duration
 	Quick, Slow     bool
 }
@@ -78,7 +77,6 @@ func (o *Options) Flags(set *flag.FlagSet) {
 		return nil
 	})
 	set.IntVar(&o.Changes, "changes", o.Changes, "programming: `N` changes of endpoints in each turn and case")
-	set.StringVar(&o.Logs, "logs", "", "programming: write the proxies' logs to `FOLDER`")
 	set.BoolVar(&o.Slow, "slow", false, "programming: measure those too that take many minutes for so many services")
 }
 

@@ -284,14 +284,11 @@ func idleMachine(ctx context.Context) error {
 
 // start starts a proxy; the returned function stops it.
 func (r *rig) start(s subject) (*proxy, func() error, error) {
-	p := &proxy{subject: s}
-	var err error
-	if p.dir, err = os.MkdirTemp(r.dir, "state-"); err != nil {
+	dir, err := os.MkdirTemp(r.dir, "state-")
+	if err != nil {
 		return nil, nil, err
 	}
-	if p.log, err = newLogWatch(s.written(), r.Logs, s.Name); err != nil {
-		return nil, nil, err
-	}
+	p := &proxy{subject: s, dir: dir, log: &logWatch{mark: []byte(s.written())}}
 	p.process = &lab.Process{
 		Namespace: r.net.Node, Output: p.log, Path: r.kubeProxy, Args: []string{"--kubeconfig", r.cluster.kubeconfig},
 		Env: []string{"PATH=" + r.variantFolder(s.variant) + ":" + os.Getenv("PATH")},
@@ -309,7 +306,7 @@ func (r *rig) start(s subject) (*proxy, func() error, error) {
 		}
 	}
 	p.process.Args = append(p.process.Args, "--hostname-override", nodeName, "--cluster-cidr", podCIDR)
-	stop := func() error { return errors.Join(p.process.Kill(), p.log.close(), r.clean(p)) }
+	stop := func() error { return errors.Join(p.process.Kill(), r.clean(p)) }
 	return p, stop, p.process.Start()
 }
 
