@@ -5,12 +5,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
 	"path/filepath"
-	"strconv"
-	"strings"
 	"sync"
 	"time"
+
+	"github.com/prometheus/procfs"
 
 	"kproxy.dev/kproxy/lab"
 	"kproxy.dev/kproxy/lab/load"
@@ -32,27 +31,16 @@ func (p *proxy) socket() string { return filepath.Join(p.dir, "kproxy.sock") }
 type processorTime struct{ own, children float64 }
 
 func (p *proxy) cpuTime() (t processorTime, err error) {
-	pid := p.process.PID()
-	if t.own, err = load.ProcessTime(pid); err != nil {
+	if t.own, err = load.ProcessTime(p.process.PID()); err != nil {
 		return t, err
 	}
-	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	of, err := procfs.NewProc(p.process.PID())
 	if err != nil {
-		return t, fmt.Errorf("read processor time of children: %w", err)
+		return t, err
 	}
-	_, rest, _ := strings.Cut(string(text), ") ")
-	fields := strings.Fields(rest)
-	if len(fields) < 15 {
-		return t, fmt.Errorf("read processor time of children: %q", text)
-	}
-	for _, f := range fields[13:15] { // cutime, cstime
-		n, err := strconv.ParseFloat(f, 64)
-		if err != nil {
-			return t, fmt.Errorf("read processor time of children: %w", err)
-		}
-		t.children += n / 100
-	}
-	return t, nil
+	stat, err := of.Stat()
+	t.children = float64(stat.CUTime+stat.CSTime) / 100
+	return t, err
 }
 
 // cpu is both together.
@@ -61,27 +49,16 @@ func (p *proxy) cpu() (float64, error) {
 	return t.own + t.children, err
 }
 
-// memory returns fields of the process's status and smaps_rollup, in MiB: VmRSS,
-// VmHWM, Pss.
-func (p *proxy) memory() (map[string]float64, error) {
-	out := map[string]float64{}
-	for _, file := range []string{"status", "smaps_rollup"} {
-		text, err := os.ReadFile(fmt.Sprintf("/proc/%d/%s", p.process.PID(), file))
-		if err != nil {
-			return nil, fmt.Errorf("read memory: %w", err)
-		}
-		for line := range strings.Lines(string(text)) {
-			name, value, _ := strings.Cut(line, ":")
-			if kB, ok := strings.CutSuffix(strings.TrimSpace(value), " kB"); ok {
-				n, err := strconv.ParseFloat(kB, 64)
-				if err != nil {
-					return nil, fmt.Errorf("read memory: %w", err)
-				}
-				out[name] = n / 1024
-			}
-		}
+// memory returns the process's RSS, the highest one since its start, and its PSS, in MiB.
+func (p *proxy) memory() (rss, peak, pss float64, err error) {
+	of, err := procfs.NewProc(p.process.PID())
+	if err != nil {
+		return 0, 0, 0, err
 	}
-	return out, nil
+	status, err := of.NewStatus()
+	shared, err2 := of.ProcSMapsRollup()
+	const mib = 1 << 20
+	return float64(status.VmRSS) / mib, float64(status.VmHWM) / mib, float64(shared.Pss) / mib, errors.Join(err, err2)
 }
 
 // logWatch is a program's output. It notes when lines with a mark come.

@@ -312,11 +312,11 @@ func median(values []float64) float64 {
 
 // steadyMemory is measured before anything has changed.
 func (r *rig) steadyMemory(_ context.Context, p *proxy) error {
-	m, err := p.memory()
+	rss, peak, pss, err := p.memory()
 	if err == nil {
-		r.add(p.subject, figRSS, m["VmRSS"])
-		r.add(p.subject, figPss, m["Pss"])
-		r.add(p.subject, figPeak, m["VmHWM"])
+		r.add(p.subject, figRSS, rss)
+		r.add(p.subject, figPss, pss)
+		r.add(p.subject, figPeak, peak)
 	}
 	return err
 }
@@ -340,9 +340,9 @@ func (r *rig) memoryAfterChanges(ctx context.Context, p *proxy) error {
 	if err := r.calm(ctx, p); err != nil {
 		return err
 	}
-	m, err := p.memory()
+	rss, _, _, err := p.memory()
 	if err == nil {
-		r.add(p.subject, figRSSLater, m["VmRSS"])
+		r.add(p.subject, figRSSLater, rss)
 	}
 	return err
 }
