@@ -54,22 +54,24 @@ func (p *parser) columns(fields []string, want int) bool {
 	return len(fields) == want
 }
 
+// oneOf returns what a word names, and complains of one that names none of all.
+func oneOf[T ~string](p *parser, word, complaint string, all ...T) T {
+	if !slices.Contains(all, T(word)) {
+		p.fail(complaint, word)
+	}
+	return T(word)
+}
+
 func (p *parser) configuration(fields []string) {
 	if !p.columns(fields, 6) {
 		return
 	}
-	c := Configuration{Name: fields[0], Topology: lab.Topology(fields[1]), Detector: Detector(fields[2]), MasqueradeAll: fields[3] == "yes", OwnNodePorts: fields[4] == "own"}
-	if !slices.Contains(lab.Topologies, c.Topology) {
-		p.fail("topology %q isn't known", c.Topology)
-	}
-	if !slices.Contains(detectors, c.Detector) {
-		p.fail("detector %q isn't known", c.Detector)
-	}
-	if !c.MasqueradeAll && fields[3] != "no" {
-		p.fail("masquerade-all is %q, want yes or no", fields[3])
-	}
-	if !c.OwnNodePorts && fields[4] != "all" {
-		p.fail("node-ports is %q, want all or own", fields[4])
+	c := Configuration{
+		Name:          fields[0],
+		Topology:      oneOf(p, fields[1], "topology %q isn't known", lab.Topologies...),
+		Detector:      oneOf(p, fields[2], "detector %q isn't known", detectors...),
+		MasqueradeAll: oneOf(p, fields[3], "masquerade-all is %q, want yes or no", "yes", "no") == "yes",
+		OwnNodePorts:  oneOf(p, fields[4], "node-ports is %q, want all or own", "all", "own") == "own",
 	}
 	if fields[5] != "-" {
 		for name := range strings.SplitSeq(fields[5], ",") {
@@ -86,10 +88,7 @@ func (p *parser) host(fields []string) {
 }
 
 func (p *parser) knownHost(name string) Host {
-	if !slices.Contains(knownHosts, Host(name)) {
-		p.fail("host %q isn't known", name)
-	}
-	return Host(name)
+	return oneOf(p, name, "host %q isn't known", knownHosts...)
 }
 
 func (p *parser) endpoints(fields []string) {
@@ -150,13 +149,10 @@ func (p *parser) service(fields []string) {
 	}
 	s := Service{
 		Number: len(p.m.Services) + 1, Name: fields[0], Internal: p.policy(fields[1]), External: p.policy(fields[2]),
-		Admits: fields[4], configurations: p.configurations(fields[6]),
+		Admits: oneOf(p, fields[4], "nobody is called %q", "everyone", "outside", "pods", "node"), configurations: p.configurations(fields[6]),
 	}
 	if fields[5] != "-" {
-		s.Special = Special(fields[5])
-		if !slices.Contains(specials, s.Special) {
-			p.fail("nothing special is called %q", s.Special)
-		}
+		s.Special = oneOf(p, fields[5], "nothing special is called %q", specials...)
 	}
 	for i := range p.m.EndpointSets {
 		if p.m.EndpointSets[i].Name == fields[3] {
@@ -166,17 +162,11 @@ func (p *parser) service(fields []string) {
 	if s.Endpoints == nil {
 		p.fail("endpoints %q aren't in their table", fields[3])
 	}
-	if !slices.Contains([]string{"everyone", "outside", "pods", "node"}, s.Admits) {
-		p.fail("nobody is called %q", s.Admits)
-	}
 	p.m.Services = append(p.m.Services, s)
 }
 
 func (p *parser) policy(word string) Policy {
-	if word != string(Cluster) && word != string(Local) {
-		p.fail("policy %q is neither Cluster nor Local", word)
-	}
-	return Policy(word)
+	return oneOf(p, word, "policy %q is neither Cluster nor Local", Cluster, Local)
 }
 
 func (p *parser) configurations(word string) []string {
@@ -207,14 +197,11 @@ func (p *parser) nowhere(fields []string) {
 	if !p.columns(fields, 2) {
 		return
 	}
-	n := Nowhere{Line: p.line, To: fields[0], Want: Verdict(fields[1])}
-	if n.To != otherPort && n.To != noService {
-		p.fail("nothing is called %q", n.To)
-	}
-	if n.Want != Refuse && n.Want != Drop {
-		p.fail("%q is neither %s nor %s", n.Want, Refuse, Drop)
-	}
-	p.m.Nowhere = append(p.m.Nowhere, n)
+	p.m.Nowhere = append(p.m.Nowhere, Nowhere{
+		Line: p.line,
+		To:   oneOf(p, fields[0], "nothing is called %q", otherPort, noService),
+		Want: oneOf(p, fields[1], "%q is neither refuse nor drop", Refuse, Drop),
+	})
 }
 
 func (p *parser) cell(word string) Cell {
