@@ -113,17 +113,17 @@ func nth(p netip.Prefix, n int) netip.Addr {
 }
 
 // NodeAddresses are the node's addresses that the client sees, IPv4 then IPv6.
-func (c Config) NodeAddresses() []netip.Addr { return c.addresses(1) }
+func (c Config) NodeAddresses() []netip.Addr { return c.nth(ClientCIDR4, ClientCIDR6, 1) }
 
 // ClientAddresses are the addresses of the i-th client, i from 0.
-func (c Config) ClientAddresses(i int) []netip.Addr { return c.addresses(2 + i) }
+func (c Config) ClientAddresses(i int) []netip.Addr { return c.nth(ClientCIDR4, ClientCIDR6, 2+i) }
 
-func (c Config) addresses(n int) []netip.Addr {
-	out := []netip.Addr{nth(ClientCIDR4, n)}
-	if c.IPv6 {
-		out = append(out, nth(ClientCIDR6, n))
+// nth returns the n-th address of each network, of IPv4's alone without IPv6.
+func (c Config) nth(four, six netip.Prefix, n int) []netip.Addr {
+	if !c.IPv6 {
+		return []netip.Addr{nth(four, n)}
 	}
-	return out
+	return []netip.Addr{nth(four, n), nth(six, n)}
 }
 
 // PodGateways are the addresses that the node has in the networks of pods, IPv4 then
@@ -137,13 +137,7 @@ func (c Config) PodGateways() []netip.Addr {
 
 // backendAddresses are the addresses of the i-th backend, i from 1; those of 0 are
 // the node's, where it has any there.
-func (c Config) backendAddresses(i int) []netip.Addr {
-	out := []netip.Addr{nth(PodCIDR4, 1+i)}
-	if c.IPv6 {
-		out = append(out, nth(PodCIDR6, 1+i))
-	}
-	return out
-}
+func (c Config) backendAddresses(i int) []netip.Addr { return c.nth(PodCIDR4, PodCIDR6, 1+i) }
 
 // hostSubnet picks the /30 of 198.18.0.0/15 between host and node. The default
 // prefix gets the first, so what `kproxy lab` prints is always the same.

@@ -6,6 +6,7 @@ import (
 	"net"
 	"net/netip"
 	"sync"
+	"sync/atomic"
 	"time"
 )
 
@@ -26,9 +27,10 @@ type Held struct {
 	cancel context.CancelFunc
 	done   chan struct{}
 
-	mu        sync.Mutex // the holder counts while others read
-	exchanges int
-	err       error
+	exchanges atomic.Int64
+
+	mu  sync.Mutex // the holder writes while others read
+	err error
 }
 
 // Hold opens a connection, makes the first exchange, and then one every
@@ -79,9 +81,7 @@ func (h *Held) run(ctx context.Context) {
 }
 
 func (h *Held) exchange() (Answer, error) {
-	h.mu.Lock()
-	n := h.exchanges
-	h.mu.Unlock()
+	n := h.exchanges.Load()
 	_ = h.conn.SetDeadline(time.Now().Add(h.config.Timeout)) // fails only on a closed connection; so does the exchange
 	a, err := exchange(h.conn, h.config.Network, fmt.Sprint(n))
 	if err != nil {
@@ -90,9 +90,7 @@ func (h *Held) exchange() (Answer, error) {
 	if n > 0 && h.config.Network == "tcp" && a.Backend != h.first.Backend {
 		return a, fmt.Errorf("exchange %d: answered by %s, opened to %s", n, a.Backend, h.first.Backend)
 	}
-	h.mu.Lock()
-	h.exchanges++
-	h.mu.Unlock()
+	h.exchanges.Add(1)
 	return a, nil
 }
 
@@ -111,11 +109,7 @@ func (h *Held) LocalAddr() netip.AddrPort {
 }
 
 // Exchanges returns how many exchanges have succeeded.
-func (h *Held) Exchanges() int {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	return h.exchanges
-}
+func (h *Held) Exchanges() int { return int(h.exchanges.Load()) }
 
 // Err says why the connection broke; nil if it hasn't.
 func (h *Held) Err() error {

@@ -118,12 +118,6 @@ func (m Manifest) Annotate(key, value string) Manifest {
 // YAML returns the Service and an EndpointSlice per family, in a form that a
 // person would have written.
 func (m Manifest) YAML() string {
-	m.Namespace = cmp.Or(m.Namespace, "default")
-	m.Type = cmp.Or(m.Type, "ClusterIP")
-	for i := range m.Ports {
-		m.Ports = slices.Clone(m.Ports)
-		m.Ports[i].Protocol = cmp.Or(m.Ports[i].Protocol, "TCP")
-	}
 	var b strings.Builder
 	if err := manifestTemplate.Execute(&b, m); err != nil {
 		panic(fmt.Sprintf("lab: execute manifest template: %v", err)) // the template and the type are both here
@@ -196,7 +190,6 @@ func (m Manifest) Slices() []manifestSlice {
 				if a.Is6() != (s.AddressType == "IPv6") {
 					continue
 				}
-				e.Node = cmp.Or(e.Node, "node")
 				s.Endpoints = append(s.Endpoints, manifestSliceEndpoint{e, a})
 				if e.Weight != 1 {
 					weights = append(weights, fmt.Sprintf("%s=%d", a, e.Weight))
@@ -221,7 +214,7 @@ const manifestText = `apiVersion: v1
 kind: Service
 metadata:
   name: {{.Name}}
-  namespace: {{.Namespace}}
+  namespace: {{or .Namespace "default"}}
 {{- if not .Created.IsZero}}
   creationTimestamp: {{rfc3339 .Created}}
 {{- end}}
@@ -229,7 +222,7 @@ metadata:
   annotations: {{json .}}
 {{- end}}
 spec:
-  type: {{.Type}}
+  type: {{or .Type "ClusterIP"}}
 {{- if .Headless}}
   clusterIP: None
   clusterIPs: ["None"]
@@ -265,7 +258,7 @@ spec:
   ports:
 {{- range .Ports}}
   - name: "{{.Name}}"
-    protocol: {{.Protocol}}
+    protocol: {{or .Protocol "TCP"}}
     port: {{.Port}}
     targetPort: {{.Target}}
 {{- if .NodePort}}
@@ -287,7 +280,7 @@ apiVersion: discovery.k8s.io/v1
 kind: EndpointSlice
 metadata:
   name: {{$m.Name}}-{{.Suffix}}
-  namespace: {{$m.Namespace}}
+  namespace: {{or $m.Namespace "default"}}
   labels:
     kubernetes.io/service-name: {{$m.Name}}
 {{- with .Weights}}
@@ -298,7 +291,7 @@ addressType: {{.AddressType}}
 endpoints:
 {{- range .Endpoints}}
 - addresses: ["{{.Address}}"]
-  nodeName: {{.Node}}
+  nodeName: {{or .Node "node"}}
   conditions:
     ready: {{not .NotReady}}
     serving: {{not .NotServing}}
@@ -308,7 +301,7 @@ endpoints:
 ports:
 {{- range $m.Ports}}
 - name: "{{.Name}}"
-  protocol: {{.Protocol}}
+  protocol: {{or .Protocol "TCP"}}
   port: {{.Target}}
 {{- end}}
 {{- end}}

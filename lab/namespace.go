@@ -45,22 +45,22 @@ func (n *Namespace) Path() string { return cmp.Or(n.file, filepath.Join(netnsDir
 // that f opens stay in it wherever they are used.
 func (n *Namespace) Do(f func() error) error {
 	return onThrowawayThread(func() error {
-		if err := n.enter(); err != nil {
+		if err := enter(n.Name, n.Path()); err != nil {
 			return err
 		}
 		return f()
 	})
 }
 
-// enter moves the calling thread into the namespace.
-func (n *Namespace) enter() error {
-	fd, err := unix.Open(n.Path(), unix.O_RDONLY|unix.O_CLOEXEC, 0)
+// enter moves the calling thread into the namespace that a file keeps.
+func enter(name, file string) error {
+	fd, err := unix.Open(file, unix.O_RDONLY|unix.O_CLOEXEC, 0)
 	if err != nil {
-		return fmt.Errorf("open namespace %s: %w", n.Name, err)
+		return fmt.Errorf("open namespace %s: %w", name, err)
 	}
 	defer unix.Close(fd)
 	if err := unix.Setns(fd, unix.CLONE_NEWNET); err != nil {
-		return fmt.Errorf("enter namespace %s: %w", n.Name, err)
+		return fmt.Errorf("enter namespace %s: %w", name, err)
 	}
 	return nil
 }
@@ -68,16 +68,11 @@ func (n *Namespace) enter() error {
 // leave moves the calling thread, which entered a namespace, back into the process's and lets other goroutines have it. A thread
 // that can't go back stays locked, so that the runtime destroys it.
 func leave() error {
-	fd, err := unix.Open("/proc/self/ns/net", unix.O_RDONLY|unix.O_CLOEXEC, 0) // the main thread's, which never enters another one
-	if err != nil {
-		return fmt.Errorf("open the process's network namespace: %w", err)
+	err := enter("of the process", "/proc/self/ns/net") // the main thread's, which never enters another one
+	if err == nil {
+		runtime.UnlockOSThread()
 	}
-	defer unix.Close(fd)
-	if err := unix.Setns(fd, unix.CLONE_NEWNET); err != nil {
-		return fmt.Errorf("enter the process's network namespace: %w", err)
-	}
-	runtime.UnlockOSThread()
-	return nil
+	return err
 }
 
 // onThrowawayThread runs f on a thread that the runtime destroys after, unless f leaves. The

@@ -151,7 +151,7 @@ func (t *Traffic) Wait() Results {
 func (t *Traffic) Results() Results {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	return append(Results(nil), t.results...)
+	return slices.Clone(t.results)
 }
 
 // Results are the outcomes of many exchanges.
@@ -159,13 +159,7 @@ type Results []Result
 
 // Failed returns those that failed.
 func (r Results) Failed() Results {
-	var out Results
-	for _, x := range r {
-		if x.Err != nil {
-			out = append(out, x)
-		}
-	}
-	return out
+	return slices.DeleteFunc(slices.Clone(r), func(x Result) bool { return x.Err == nil })
 }
 
 // Err says what is wrong with a stretch in which all should have gone well, so
@@ -182,13 +176,7 @@ func (r Results) Err() error {
 
 // Since returns those that started after t.
 func (r Results) Since(t time.Time) Results {
-	var out Results
-	for _, x := range r {
-		if x.Start.After(t) {
-			out = append(out, x)
-		}
-	}
-	return out
+	return slices.DeleteFunc(slices.Clone(r), func(x Result) bool { return !x.Start.After(t) })
 }
 
 // ByBackend counts the successful ones per backend.
