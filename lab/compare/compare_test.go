@@ -81,7 +81,7 @@ func TestConclude(t *testing.T) {
 		s.Run = func(context.Context, load.Load) (load.Outcome, error) {
 			return load.Outcome{
 				Seconds: 1, Count: 1000 / (i + 1), Bytes: uint64(1e9 / n), Failed: i % 2, Error: "lost",
-				Connect: &load.Percentiles{P50: n, P99: 2 * n}, Exchange: &load.Percentiles{P50: n, P99: 2 * n}, CPU: load.CPU{Client: n, Machine: n},
+				Connect: load.Percentiles{P50: n, P99: 2 * n}, Exchange: load.Percentiles{P50: n, P99: 2 * n}, CPU: load.CPU{Client: n, Machine: n},
 			}, nil
 		}
 		subjects = append(subjects, s)

@@ -95,15 +95,15 @@ type Load struct {
 
 // Outcome holds what came of a load.
 type Outcome struct {
-	Seconds  float64      `json:"seconds"`
-	Count    int          `json:"count"`  // streams, connections, exchanges or datagrams that arrived in time
-	Failed   int          `json:"failed"` // those that didn't; for datagrams of Window and Flood they are Lost
-	Error    string       `json:"error,omitempty"`
-	Bytes    uint64       `json:"bytes"`             // confirmed by the server
-	Lost     int          `json:"lost,omitempty"`    // datagrams
-	Connect  *Percentiles `json:"connect,omitempty"` // until a TCP connection was established
-	Exchange *Percentiles `json:"exchange,omitempty"`
-	CPU      CPU          `json:"cpu"`
+	Seconds  float64     `json:"seconds"`
+	Count    int         `json:"count"`  // streams, connections, exchanges or datagrams that arrived in time
+	Failed   int         `json:"failed"` // those that didn't; for datagrams of Window and Flood they are Lost
+	Error    string      `json:"error,omitempty"`
+	Bytes    uint64      `json:"bytes"`            // confirmed by the server
+	Lost     int         `json:"lost,omitempty"`   // datagrams
+	Connect  Percentiles `json:"connect,omitzero"` // until a TCP connection was established
+	Exchange Percentiles `json:"exchange,omitzero"`
+	CPU      CPU         `json:"cpu"`
 	// Witnesses are some of the connections: conntrack's table tells what carried them.
 	Witnesses []Witness `json:"witnesses,omitempty"`
 }
@@ -118,24 +118,24 @@ func (o *Outcome) Late() bool {
 	return o.Count == 0 && o.Failed == 0 || late(errNoAnswer) || late(unix.ETIMEDOUT)
 }
 
-// Percentiles sum up durations, in microseconds.
+// Percentiles sum up durations, in microseconds; zero where there are none.
 type Percentiles struct {
 	P50 float64 `json:"p50"`
 	P99 float64 `json:"p99"`
 	Max float64 `json:"max"`
 }
 
-// percentilesOf sorts d; nil of none.
-func percentilesOf(d []time.Duration) *Percentiles {
+// percentilesOf sorts d.
+func percentilesOf(d []time.Duration) Percentiles {
 	if len(d) == 0 {
-		return nil
+		return Percentiles{}
 	}
 	slices.Sort(d)
 	at := func(p float64) float64 {
 		// Nearest rank: the smallest value that at least p of all don't exceed.
 		return float64(d[max(0, int(math.Ceil(p*float64(len(d))))-1)]) / float64(time.Microsecond)
 	}
-	return &Percentiles{P50: at(0.5), P99: at(0.99), Max: at(1)}
+	return Percentiles{P50: at(0.5), P99: at(0.99), Max: at(1)}
 }
 
 // The ports of sessions.

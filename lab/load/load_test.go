@@ -183,7 +183,7 @@ func TestEveryKind(t *testing.T) {
 			if out.Count == 0 || out.Failed != 0 || out.Seconds <= 0 || bounded && out.Count != l.Count {
 				t.Errorf("%d succeeded and %d failed in %g s (%s)", out.Count, out.Failed, out.Seconds, out.Error)
 			}
-			if (k == Bulk || k.large()) != (out.Bytes > 0) || (k == Bulk || k.large()) != (out.Exchange == nil) || (k == First) != (out.Connect != nil) {
+			if (k == Bulk || k.large()) != (out.Bytes > 0) || (k == Bulk || k.large()) != (out.Exchange.Max == 0) || (k == First) != (out.Connect.Max > 0) {
 				t.Errorf("%d bytes, exchanges %+v, connects %+v", out.Bytes, out.Exchange, out.Connect)
 			}
 			if len(out.Witnesses) == 0 || out.Witnesses[0].Target != l.Targets[0] || out.Witnesses[0].Client.Addr() != here {
@@ -204,12 +204,12 @@ func TestPercentiles(t *testing.T) {
 	}
 	for _, tt := range []struct {
 		d    []time.Duration
-		want *Percentiles
+		want Percentiles
 	}{
-		{nil, nil},
-		{d[:1], &Percentiles{200, 200, 200}},
-		{[]time.Duration{2 * time.Microsecond, time.Microsecond}, &Percentiles{1, 2, 2}},
-		{d, &Percentiles{100, 198, 200}},
+		{nil, Percentiles{}},
+		{d[:1], Percentiles{200, 200, 200}},
+		{[]time.Duration{2 * time.Microsecond, time.Microsecond}, Percentiles{1, 2, 2}},
+		{d, Percentiles{100, 198, 200}},
 	} {
 		if diff := cmp.Diff(tt.want, percentilesOf(slices.Clone(tt.d))); diff != "" {
 			t.Errorf("percentiles of %d (-want +got):\n%s", len(tt.d), diff)

@@ -35,20 +35,10 @@ func (o *Outcome) Rate() float64 { return float64(o.Count) / o.Seconds }
 func (o *Outcome) Gigabits() float64 { return float64(o.Bytes) * 8 / 1e9 / o.Seconds }
 
 // P50 is the median exchange in microseconds; 0 if there was none, which is a failure.
-func (o *Outcome) P50() float64 {
-	if o.Exchange == nil {
-		return 0
-	}
-	return o.Exchange.P50
-}
+func (o *Outcome) P50() float64 { return o.Exchange.P50 }
 
 // P99 is the 99th percentile likewise.
-func (o *Outcome) P99() float64 {
-	if o.Exchange == nil {
-		return 0
-	}
-	return o.Exchange.P99
-}
+func (o *Outcome) P99() float64 { return o.Exchange.P99 }
 
 // Subject describes what is measured.
 type Subject struct {

@@ -110,7 +110,7 @@ func line(o *load.Outcome) string {
 	if o.Bytes > 0 {
 		text += fmt.Sprintf("  %6.2f Gbit/s", o.Gigabits())
 	}
-	if o.Exchange != nil {
+	if o.Exchange.Max > 0 {
 		text += fmt.Sprintf("  p50 %7.0f µs  p99 %7.0f µs", o.P50(), o.P99())
 	}
 	text += fmt.Sprintf("  cpu client %.2f server %.2f proxy %.2f s", o.CPU.Client, o.CPU.Backend, o.CPU.Proxy)

@@ -83,12 +83,6 @@ func (b *bench) reloadRun(ctx context.Context, r *rig) (values [7]float64, err e
 	if b.quick {
 		held, lasts = idleCountQuick, reloadTime/2
 	}
-	milliseconds := func(p *load.Percentiles) float64 {
-		if p == nil {
-			return 0
-		}
-		return p.Max / 1000
-	}
 	err = r.Hold(ctx, r.target(load.Exchange), held-reloadAsking, func() error {
 		var asking, fresh load.Outcome
 		both := func(replace func(context.Context) error) error {
@@ -115,7 +109,7 @@ func (b *bench) reloadRun(ctx context.Context, r *rig) (values [7]float64, err e
 		if asking.Failed+fresh.Failed > 0 {
 			return fmt.Errorf("without a reload: %s %s", asking.Error, fresh.Error)
 		}
-		values[3] = milliseconds(asking.Exchange)
+		values[3] = asking.Exchange.Max / 1000 // milliseconds
 		old, err := r.processes()
 		if err != nil {
 			return err
@@ -124,7 +118,7 @@ func (b *bench) reloadRun(ctx context.Context, r *rig) (values [7]float64, err e
 			return err
 		}
 		values[0], values[1] = float64(fresh.Failed), float64(asking.Failed)
-		values[2], values[4] = milliseconds(asking.Exchange), milliseconds(fresh.Exchange)
+		values[2], values[4] = asking.Exchange.Max/1000, fresh.Exchange.Max/1000
 		for _, pid := range old {
 			if pid != r.Proxy.PID() && unix.Kill(pid, 0) == nil { // nginx's first process stays
 				values[5]++
