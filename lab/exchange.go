@@ -42,7 +42,7 @@ func (n *Namespace) AskFrom(ctx context.Context, local netip.Addr, network strin
 
 // askFrom ends a TCP connection in order, or by a reset.
 func (n *Namespace) askFrom(ctx context.Context, local netip.AddrPort, network string, target netip.AddrPort, payload string, reset bool) (Answer, error) {
-	c, err := n.DialFrom(ctx, localAddr(local, network, target.Addr()), network, target.String())
+	c, err := n.DialFrom(ctx, localAddr(local, network), network, target.String())
 	if err != nil {
 		return Answer{}, err
 	}
@@ -107,14 +107,11 @@ func abbreviate(s string) string {
 	return s
 }
 
-func localAddr(a netip.AddrPort, network string, target netip.Addr) net.Addr {
+func localAddr(a netip.AddrPort, network string) net.Addr {
 	switch {
-	case !a.Addr().IsValid() && a.Port() == 0:
+	case a == netip.AddrPort{}:
 		return nil
-	case !a.Addr().IsValid():
-		a = netip.AddrPortFrom(unspecified(target), a.Port())
-	}
-	if network == "udp" {
+	case network == "udp":
 		return net.UDPAddrFromAddrPort(a)
 	}
 	return net.TCPAddrFromAddrPort(a)

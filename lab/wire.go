@@ -139,13 +139,6 @@ func addRoute(link string, a netip.Addr) string { return fmt.Sprintf("route add 
 
 func alone(a netip.Addr) netip.Prefix { return netip.PrefixFrom(a, a.BitLen()) }
 
-func unspecified(a netip.Addr) netip.Addr {
-	if a.Is4() {
-		return netip.IPv4Unspecified()
-	}
-	return netip.IPv6Unspecified()
-}
-
 // Join gives a node and a host a network between them, by a link that the node knows by a
 // name and the host as eth0. The addresses are the host's; those before them are the node's,
 // and the host's way to everywhere.
