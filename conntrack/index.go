@@ -31,10 +31,11 @@ type index struct {
 // address is one of this node's: only there are node ports, if p lets them be.
 func newIndex(p *plan.Plan, protocol service.Protocol, local func(netip.Addr) bool) *index {
 	x := &index{fronts: map[frontendKey]front{}, local: local}
-	if p != nil {
-		x.local = func(a netip.Addr) bool { return local(a) && p.Policy.AnswersNodePorts(a) }
+	if p == nil {
+		return x
 	}
-	for _, s := range servicesOf(p) {
+	x.local = func(a netip.Addr) bool { return local(a) && p.Policy.AnswersNodePorts(a) }
+	for _, s := range p.Services {
 		if s.Port.Protocol == protocol {
 			x.add(s)
 		}
@@ -85,11 +86,4 @@ func endpoint(s *plan.Service, a netip.AddrPort) *plan.Endpoint {
 		return nil
 	}
 	return &s.Endpoints[i]
-}
-
-func servicesOf(p *plan.Plan) []*plan.Service {
-	if p == nil {
-		return nil
-	}
-	return p.Services
 }
