@@ -209,161 +209,110 @@ func appendDump(b []byte, family byte, w Wanted) []byte {
 	return b
 }
 
-var errShort = errors.New("attribute is cut short")
-
-// each calls f with every attribute of b.
-func each(b []byte, f func(typ uint16, value []byte) error) error {
-	for {
-		typ, value, rest, ok := netlink.Next(b)
-		if !ok && len(rest) > 0 {
-			return errShort
+// inside returns the attribute of one type that is in b; nil if there is none.
+func inside(b []byte, wanted uint16) (found []byte) {
+	for typ, value := range netlink.Attributes(b) {
+		if typ == wanted {
+			found = value
 		}
-		if !ok {
-			return nil
-		}
-		if err := f(typ, value); err != nil {
-			return err
-		}
-		b = rest
 	}
-}
-
-// inside calls f with the attribute of one type that is in b.
-func inside(b []byte, wanted uint16, f func(value []byte) error) error {
-	return each(b, func(typ uint16, value []byte) error {
-		if typ != wanted {
-			return nil
-		}
-		return f(value)
-	})
+	return found
 }
 
 // decode decodes the body of a ctnetlink message: an answer, an entry of a
-// dump, or an event. It accepts any bytes, and attributes that it doesn't know.
+// dump, or an event. It accepts any bytes, and attributes that it doesn't know; what is cut short is left out.
 func decode(b []byte) (f Flow, err error) {
-	err = errShort
-	if len(b) >= netlink.SizeofNetfilter {
-		switch b[0] {
-		case unix.AF_INET:
-			f.Family = service.IPv4
-		case unix.AF_INET6:
-			f.Family = service.IPv6
-		default:
-			return f, fmt.Errorf("decode conntrack entry: unknown address family %d", b[0])
+	if len(b) < netlink.SizeofNetfilter {
+		return f, errors.New("decode conntrack entry: it is cut short")
+	}
+	switch b[0] {
+	case unix.AF_INET:
+		f.Family = service.IPv4
+	case unix.AF_INET6:
+		f.Family = service.IPv6
+	default:
+		return f, fmt.Errorf("decode conntrack entry: unknown address family %d", b[0])
+	}
+	for typ, b := range netlink.Attributes(b[netlink.SizeofNetfilter:]) {
+		switch typ {
+		case ctaTupleOrig:
+			f.OrigSrc, f.OrigDst = f.tuple(b)
+		case ctaTupleReply:
+			f.ReplySrc, f.ReplyDst = f.tuple(b)
+		case ctaStatus:
+			f.Status = number[uint32](b)
+		case ctaMark:
+			f.Mark = number[uint32](b)
+		case ctaID:
+			f.ID = number[uint32](b)
+		case ctaTimeout:
+			f.Timeout = time.Duration(number[uint32](b)) * time.Second
+		case ctaZone:
+			f.Zone = number[uint16](b)
+		case ctaCountersOrig:
+			f.OrigPackets, f.OrigBytes = counters(b)
+		case ctaCountersReply:
+			f.ReplyPackets, f.ReplyBytes = counters(b)
+		case ctaProtoInfo:
+			f.TCPState = number[uint8](inside(inside(b, ctaProtoInfoTCP), ctaProtoInfoTCPState))
+		case ctaTimestamp:
+			f.Start = time.Unix(0, int64(number[uint64](inside(b, ctaTimestampStart))))
 		}
-		err = each(b[netlink.SizeofNetfilter:], f.attribute)
 	}
-	if err != nil {
-		err = fmt.Errorf("decode conntrack entry: %w", err)
+	if !f.OrigSrc.IsValid() && !f.ReplySrc.IsValid() {
+		return f, fmt.Errorf("decode conntrack entry: it has no %s addresses", f.Family)
 	}
-	return f, err
-}
-
-func (f *Flow) attribute(typ uint16, b []byte) error {
-	var seconds uint32
-	switch typ {
-	case ctaTupleOrig:
-		return f.tuple(b, &f.OrigSrc, &f.OrigDst)
-	case ctaTupleReply:
-		return f.tuple(b, &f.ReplySrc, &f.ReplyDst)
-	case ctaStatus:
-		return number(b, &f.Status)
-	case ctaMark:
-		return number(b, &f.Mark)
-	case ctaID:
-		return number(b, &f.ID)
-	case ctaTimeout:
-		err := number(b, &seconds)
-		f.Timeout = time.Duration(seconds) * time.Second
-		return err
-	case ctaZone:
-		return number(b, &f.Zone)
-	case ctaCountersOrig:
-		return counters(b, &f.OrigPackets, &f.OrigBytes)
-	case ctaCountersReply:
-		return counters(b, &f.ReplyPackets, &f.ReplyBytes)
-	case ctaProtoInfo:
-		return inside(b, ctaProtoInfoTCP, func(b []byte) error {
-			return inside(b, ctaProtoInfoTCPState, func(b []byte) error { return number(b, &f.TCPState) })
-		})
-	case ctaTimestamp:
-		return inside(b, ctaTimestampStart, func(b []byte) error {
-			var nanoseconds uint64
-			err := number(b, &nanoseconds)
-			f.Start = time.Unix(0, int64(nanoseconds))
-			return err
-		})
-	}
-	return nil
+	return f, nil
 }
 
 // tuple reads source and destination, and notes the protocol.
-func (f *Flow) tuple(b []byte, src, dst *netip.AddrPort) error {
+func (f *Flow) tuple(b []byte) (src, dst netip.AddrPort) {
 	var srcAddr, dstAddr netip.Addr
-	var srcPort, dstPort uint16
-	err := each(b, func(typ uint16, b []byte) error {
+	for typ, b := range netlink.Attributes(inside(b, ctaTupleIP)) {
 		switch typ {
-		case ctaTupleIP:
-			return each(b, func(typ uint16, b []byte) error {
-				switch typ {
-				case ctaIPv4Src, ctaIPv6Src:
-					return f.address(b, &srcAddr)
-				case ctaIPv4Dst, ctaIPv6Dst:
-					return f.address(b, &dstAddr)
-				}
-				return nil
-			})
-		case ctaTupleProto:
-			return each(b, func(typ uint16, b []byte) error {
-				switch typ {
-				case ctaProtoNum:
-					return number(b, (*uint8)(&f.Protocol))
-				case ctaProtoSrcPort:
-					return number(b, &srcPort)
-				case ctaProtoDstPort:
-					return number(b, &dstPort)
-				}
-				return nil
-			})
+		case ctaIPv4Src, ctaIPv6Src:
+			srcAddr = f.address(b)
+		case ctaIPv4Dst, ctaIPv6Dst:
+			dstAddr = f.address(b)
 		}
-		return nil
-	})
-	*src, *dst = netip.AddrPortFrom(srcAddr, srcPort), netip.AddrPortFrom(dstAddr, dstPort)
-	return err
-}
-
-func (f *Flow) address(b []byte, a *netip.Addr) (err error) {
-	var ok bool
-	if *a, ok = netip.AddrFromSlice(b); !ok || a.BitLen() != f.Family.Bits() {
-		err = fmt.Errorf("%d bytes are no %s address", len(b), f.Family)
-		*a = netip.Addr{}
 	}
-	return err
+	var srcPort, dstPort uint16
+	for typ, b := range netlink.Attributes(inside(b, ctaTupleProto)) {
+		switch typ {
+		case ctaProtoNum:
+			f.Protocol = service.Protocol(number[uint8](b))
+		case ctaProtoSrcPort:
+			srcPort = number[uint16](b)
+		case ctaProtoDstPort:
+			dstPort = number[uint16](b)
+		}
+	}
+	return netip.AddrPortFrom(srcAddr, srcPort), netip.AddrPortFrom(dstAddr, dstPort)
 }
 
-func counters(b []byte, packets, bytes *uint64) error {
-	return each(b, func(typ uint16, b []byte) error {
-		switch typ {
-		case ctaCountersPackets:
-			return number(b, packets)
-		case ctaCountersBytes:
-			return number(b, bytes)
-		}
-		return nil
-	})
+// address returns an address of the flow's family; the zero Addr for any other.
+func (f *Flow) address(b []byte) netip.Addr {
+	a, _ := netip.AddrFromSlice(b)
+	if a.BitLen() != f.Family.Bits() {
+		return netip.Addr{}
+	}
+	return a
+}
+
+func counters(b []byte) (packets, bytes uint64) {
+	return number[uint64](inside(b, ctaCountersPackets)), number[uint64](inside(b, ctaCountersBytes))
 }
 
 // number reads a number in network order, which ctnetlink has, unlike the rest of
-// netlink.
-func number[T uint8 | uint16 | uint32 | uint64](b []byte, to *T) error {
-	size := int(unsafe.Sizeof(*to))
+// netlink; 0 where b has less bytes.
+func number[T uint8 | uint16 | uint32 | uint64](b []byte) T {
+	size := int(unsafe.Sizeof(T(0)))
 	if len(b) < size {
-		return errShort
+		return 0
 	}
 	var n uint64
 	for _, c := range b[:size] {
 		n = n<<8 | uint64(c)
 	}
-	*to = T(n)
-	return nil
+	return T(n)
 }
