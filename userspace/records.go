@@ -203,7 +203,7 @@ func (r *records) accepted(l *loop, fd int) {
 	}
 }
 
-// accepted notes a client.
+// accepted notes a client, which has no endpoint yet or none any more.
 func (r *record) accepted() {
 	if r != nil {
 		r.phase.Store(recordAccepted)
@@ -219,13 +219,6 @@ func (r *record) relaying(x *tcpConn) {
 	r.started, r.endpoint = x.started.UnixNano(), int32(x.sides[endpointSide].fd)
 	r.note(x)
 	r.phase.Store(recordRelaying)
-}
-
-// back notes that a connection has no endpoint any more.
-func (r *record) back() {
-	if r != nil {
-		r.phase.Store(recordAccepted)
-	}
 }
 
 // move notes that a connection's bytes are being moved, until moved.

@@ -35,12 +35,7 @@ type front struct {
 
 func newTable() *table { return &table{fronts: map[frontKey]front{}, addrs: map[netip.Addr]int{}} }
 
-func frontKeyOf(f *plan.Frontend) frontKey {
-	if f.Kind == plan.NodePort {
-		return frontKey{netip.AddrPortFrom(netip.Addr{}, f.Address.Port()), f.Protocol, f.Family}
-	}
-	return frontKey{f.Address, f.Protocol, f.Family}
-}
+func frontKeyOf(f *plan.Frontend) frontKey { return frontKey{f.Address, f.Protocol, f.Family} }
 
 // lookup finds the frontend a connection to orig was headed to. Node ports are
 // looked up last, as in the kernel, and only on addresses that they answer on;

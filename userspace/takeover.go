@@ -290,7 +290,6 @@ func (t *takeover) side(x *tcpConn, i int, row *handover.Side) (err error) {
 	x.ended[i], x.dead[i] = row.Ended, row.Dead
 	p := &x.pumps[i]
 	p.meter, p.over = &x.meters[i], row.Over
-	p.moved = p.meter.count.Load() > 0
 	if row.File > 0 {
 		fd, err := t.files.take(row.File)
 		if err != nil {

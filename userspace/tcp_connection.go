@@ -186,7 +186,7 @@ func (x *tcpConn) failed(err error) {
 
 // again gives the endpoint up for the next one.
 func (x *tcpConn) again(err error) {
-	x.record.back()
+	x.record.accepted()
 	x.sides[endpointSide].close()
 	x.failed(err)
 	if sinceEpoch() >= x.until {
@@ -394,22 +394,15 @@ func (s *side) full(c *tcpConn) {
 // finished sending: a reset after a FIN goes unnoticed by reads.
 func (s *side) dead() bool {
 	info, err := unix.GetsockoptTCPInfo(s.fd, unix.SOL_TCP, unix.TCP_INFO)
-	return err != nil || info.State == tcpClose
+	return err != nil || info.State == unix.BPF_TCP_CLOSE
 }
 
 // established reports whether its peer has taken the connection, though it may have
 // finished sending already.
 func (s *side) established() bool {
 	info, err := unix.GetsockoptTCPInfo(s.fd, unix.SOL_TCP, unix.TCP_INFO)
-	return err == nil && (info.State == tcpEstablished || info.State == tcpCloseWait)
+	return err == nil && (info.State == unix.BPF_TCP_ESTABLISHED || info.State == unix.BPF_TCP_CLOSE_WAIT)
 }
-
-// Some of enum in net/tcp_states.h.
-const (
-	tcpEstablished = 1
-	tcpClose       = 7
-	tcpCloseWait   = 8
-)
 
 // unsent reports whether the peer hasn't acknowledged everything.
 func (s *side) unsent() bool {

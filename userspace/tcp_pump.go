@@ -44,7 +44,6 @@ type pump struct {
 	piped   bool // pipe is held
 	bulk    bool // use the pipe
 	burst   int  // bytes since the source last had none
-	moved   bool // bytes have reached the sink
 }
 
 // turn moves bytes from src to dst until it can't go on.
@@ -195,9 +194,8 @@ func (p *pump) push(fd int) (int, unix.Errno) {
 func (p *pump) count(c *tcpConn, n int) {
 	p.meter.add(n)
 	c.active = c.loop.now
-	if !p.moved {
-		p.moved = true
-		c.firstBytes(p)
+	if p == &c.pumps[endpointSide] {
+		c.search = nil
 	}
 }
 

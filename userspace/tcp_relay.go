@@ -108,13 +108,6 @@ func (x *tcpConn) boundStall(d int) {
 	}
 }
 
-// firstBytes is called when p's first bytes have reached their sink.
-func (x *tcpConn) firstBytes(p *pump) {
-	if p == &x.pumps[endpointSide] {
-		x.search = nil
-	}
-}
-
 // sourceFinished passes an end of data on. The last direction to finish closes.
 func (x *tcpConn) sourceFinished(d int) {
 	sink := 1 - d

@@ -292,7 +292,7 @@ func TestHalfCloseIsBounded(t *testing.T) {
 		io.WriteString(c, "half of")
 		io.Copy(io.Discard, c)
 		for {
-			if raw, err := c.SyscallConn(); err != nil || stateOf(raw) == tcpClose {
+			if raw, err := c.SyscallConn(); err != nil || stateOf(raw) == unix.BPF_TCP_CLOSE {
 				ends <- "reset"
 				return
 			}
@@ -413,7 +413,7 @@ func TestResetBehindBackPressure(t *testing.T) {
 	for name, c := range map[string]*net.TCPConn{"endpoint that doesn't read": endpoint, "client that doesn't read": silent} {
 		raw, err := c.SyscallConn()
 		must(t, err)
-		eventually(t, "the reset reaches the "+name, func() bool { return stateOf(raw) == tcpClose })
+		eventually(t, "the reset reaches the "+name, func() bool { return stateOf(raw) == unix.BPF_TCP_CLOSE })
 	}
 	eventually(t, "no connection is left", func() bool { return len(s.Connections())+len(other.Connections()) == 0 })
 }
