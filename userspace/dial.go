@@ -8,6 +8,7 @@ import (
 	"net"
 	"net/netip"
 	"os"
+	"slices"
 	"syscall"
 
 	"golang.org/x/sys/unix"
@@ -124,12 +125,8 @@ func (d *dialers) prepare(fd int, t target, local netip.AddrPort) (err unix.Errn
 // blames reports whether a failed attempt says something about the endpoint,
 // rather than about this node: its ports, descriptors, memory or firewall.
 func blames(err error) bool {
-	for _, e := range []error{errReset, unix.ECONNREFUSED, unix.ECONNRESET, unix.EHOSTUNREACH, unix.ENETUNREACH, unix.ETIMEDOUT, unix.EHOSTDOWN} {
-		if errors.Is(err, e) {
-			return true
-		}
-	}
-	return false
+	of := []error{errReset, unix.ECONNREFUSED, unix.ECONNRESET, unix.EHOSTUNREACH, unix.ENETUNREACH, unix.ETIMEDOUT, unix.EHOSTDOWN}
+	return slices.ContainsFunc(of, func(e error) bool { return errors.Is(err, e) })
 }
 
 // ports are the source ports of connections from a client's address: ports

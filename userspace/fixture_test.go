@@ -32,6 +32,19 @@ const lifetime = 15 * patience
 // vip is the address of the service in loopback tests.
 var vip = netip.MustParseAddrPort("10.96.0.1:80")
 
+// addrPort converts the address of a TCP or UDP socket. IPv4-mapped addresses
+// become IPv4 ones.
+func addrPort(a net.Addr) netip.AddrPort {
+	var ap netip.AddrPort
+	switch a := a.(type) {
+	case *net.TCPAddr:
+		ap = a.AddrPort()
+	case *net.UDPAddr:
+		ap = a.AddrPort()
+	}
+	return netip.AddrPortFrom(ap.Addr().Unmap(), ap.Port())
+}
+
 // testService describes a service port for tests.
 type testService struct {
 	name  string

@@ -3,9 +3,7 @@ package userspace
 import (
 	"encoding/binary"
 	"fmt"
-	"net"
 	"net/netip"
-	"unsafe"
 
 	"golang.org/x/sys/unix"
 
@@ -42,19 +40,6 @@ func kernelOrigin(fd int, f service.Family) (netip.AddrPort, error) {
 		return netip.AddrPort{}, fmt.Errorf("get original destination: %w", err)
 	}
 	return r.addrPort(), nil
-}
-
-// addrPort converts the address of a TCP or UDP socket. IPv4-mapped addresses
-// become IPv4 ones.
-func addrPort(a net.Addr) netip.AddrPort {
-	var ap netip.AddrPort
-	switch a := a.(type) {
-	case *net.TCPAddr:
-		ap = a.AddrPort()
-	case *net.UDPAddr:
-		ap = a.AddrPort()
-	}
-	return netip.AddrPortFrom(ap.Addr().Unmap(), ap.Port())
 }
 
 // The interface that a client's packets come in on, which the kernel's rules
@@ -96,17 +81,15 @@ func incomingIndex(fd int, f service.Family) (int, error) {
 	if err := unix.SetsockoptInt(fd, level, tell, 1); err != nil {
 		return 0, err
 	}
-	var b [128]byte
-	n := uint32(len(b))
-	_, _, errno := unix.Syscall6(unix.SYS_GETSOCKOPT, uintptr(fd), uintptr(level), uintptr(ask),
-		uintptr(unsafe.Pointer(&b)), uintptr(unsafe.Pointer(&n)), 0)
+	var b [128]byte // zeros, which end the messages
+	errno := sysAskOption(fd, level, ask, &b)
 	if err := unix.SetsockoptInt(fd, level, tell, 0); err != nil {
 		return 0, err
 	}
 	if errno != 0 {
 		return 0, errno
 	}
-	info, _ := findPacketInfo(b[:n])
+	info, _ := findPacketInfo(b[:])
 	if info == nil {
 		return 0, unix.ENODATA
 	}

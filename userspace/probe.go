@@ -92,13 +92,7 @@ func (s *Server) exhaustion() error {
 	if since == 0 || !s.fallback.Load() || time.Duration(sinceEpoch()-since) <= exhaustionPatience {
 		return nil
 	}
-	open := 0
-	for _, f := range s.live.all() {
-		if _, ok := f.(*tcpConn); ok {
-			open++
-		}
-	}
-	return fmt.Errorf("out of file descriptors: %d connections are open", open)
+	return fmt.Errorf("out of file descriptors: %d connections are open", s.Budget(service.TCP).Used/fdsPerConnection)
 }
 
 // refusal connects to l and expects to be refused.
@@ -111,9 +105,6 @@ func (s *Server) refusal(ctx context.Context, l *listener) error {
 		return err
 	}
 	defer c.Close()
-	if end, ok := ctx.Deadline(); ok {
-		c.SetReadDeadline(end)
-	}
 	stop := context.AfterFunc(ctx, func() { c.SetReadDeadline(time.Unix(1, 0)) })
 	defer stop()
 	switch _, err := c.Read(make([]byte, 1)); {
@@ -141,7 +132,7 @@ func (s *Server) probeUDP(ctx context.Context, l *udpListener) error {
 		if err != nil {
 			return err
 		}
-		from := addrPort(c.LocalAddr())
+		from := c.LocalAddr().(*net.UDPAddr).AddrPort()
 		l.prober = c
 		l.probe.Store(&from)
 	}

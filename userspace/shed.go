@@ -2,6 +2,7 @@ package userspace
 
 import (
 	"cmp"
+	"maps"
 	"net/netip"
 	"slices"
 	"time"
@@ -151,11 +152,7 @@ func beyondShare[K comparable](hs []holding, want, least int, holder func(*holdi
 		return nil
 	}
 	level := max(all/len(held), all/shareParts, least)
-	counts := make([]int, 0, len(held))
-	for _, n := range held {
-		counts = append(counts, n)
-	}
-	slices.SortFunc(counts, func(a, b int) int { return cmp.Compare(b, a) })
+	counts := slices.SortedFunc(maps.Values(held), func(a, b int) int { return cmp.Compare(b, a) })
 	for i, sum := 0, 0; i < len(counts); i++ {
 		sum += counts[i]
 		if even := (sum - want) / (i + 1); i+1 == len(counts) || even >= counts[i+1] {

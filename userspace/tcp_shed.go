@@ -8,7 +8,6 @@ import (
 	"strings"
 	"sync"
 	"time"
-	"unsafe"
 
 	"golang.org/x/sys/unix"
 
@@ -248,12 +247,7 @@ func (x *tcpConn) memory() int {
 // read, and sent and not acknowledged.
 func (s *side) memory() int {
 	var info [skMeminfoVars]uint32
-	size := uint32(unsafe.Sizeof(info))
-	if s.fd < 0 {
-		return 0
-	}
-	if _, _, e := unix.RawSyscall6(unix.SYS_GETSOCKOPT, uintptr(s.fd), unix.SOL_SOCKET, unix.SO_MEMINFO,
-		uintptr(unsafe.Pointer(&info)), uintptr(unsafe.Pointer(&size)), 0); e != 0 {
+	if s.fd < 0 || sysAskOption(s.fd, unix.SOL_SOCKET, unix.SO_MEMINFO, &info) != 0 {
 		return 0
 	}
 	return int(info[skMeminfoReceived]) + int(info[skMeminfoQueued])
