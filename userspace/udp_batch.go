@@ -2,10 +2,10 @@ package userspace
 
 import (
 	"encoding/binary"
-	"errors"
 	"fmt"
 	"net"
 	"net/netip"
+	"slices"
 	"strconv"
 	"unsafe"
 
@@ -38,7 +38,7 @@ type batch struct {
 	data    []byte
 	hdrs    [batchSize]mmsghdr
 	iovs    [batchSize]unix.Iovec
-	names   [batchSize]unix.RawSockaddrInet6
+	names   [batchSize]rawAddress
 	control [batchSize][controlSize]byte
 }
 
@@ -75,7 +75,7 @@ func (b *batch) receive(fd, first, n int, senders bool) (int, error) {
 		h := &hs[i]
 		b.iovs[first+i].SetLen(datagramSize)
 		if senders {
-			h.Name, h.Namelen = (*byte)(unsafe.Pointer(&b.names[first+i])), unix.SizeofSockaddrInet6
+			h.Name, h.Namelen = (*byte)(unsafe.Pointer(&b.names[first+i])), sizeofAddress6
 			h.Control = &b.control[first+i][0]
 			h.SetControllen(controlSize)
 		}
@@ -119,9 +119,8 @@ func segments(ds [][]byte) int {
 
 // destination says where messages go.
 type destination struct {
-	name    unix.RawSockaddrInet6
-	size    uint32 // of name; 0 for a connected socket
-	control []byte // IP_PKTINFO or IPV6_PKTINFO, says from which address
+	name    rawAddress // zero for a connected socket
+	control []byte     // IP_PKTINFO or IPV6_PKTINFO, says from which address
 	// unsegmented: its datagrams are larger than what the route takes in one packet, or a device
 	// or the kernel can't cut them up (udp_send_skb in net/ipv4/udp.c).
 	unsegmented bool
@@ -156,8 +155,8 @@ func (o *outgoing) add(ds [][]byte, to *destination) int {
 		v.SetLen(len(d))
 		o.parts++
 	}
-	if to.size > 0 {
-		h.Name, h.Namelen = (*byte)(unsafe.Pointer(&to.name)), to.size
+	if to.name.family != 0 {
+		h.Name, h.Namelen = (*byte)(unsafe.Pointer(&to.name)), to.name.size()
 	}
 	control := append(o.control[o.n][:0], to.control...)
 	if n > 1 {
@@ -188,12 +187,7 @@ func (o *outgoing) send(fd int) (done int, err error) {
 
 // cannotSegment reports whether a message couldn't be sent for its segments.
 func cannotSegment(err error) bool {
-	for _, e := range []error{unix.EINVAL, unix.EMSGSIZE, unix.EIO, unix.EOPNOTSUPP, unix.ENOPROTOOPT} {
-		if errors.Is(err, e) {
-			return true
-		}
-	}
-	return false
+	return slices.Contains([]error{unix.EINVAL, unix.EMSGSIZE, unix.EIO, unix.EOPNOTSUPP, unix.ENOPROTOOPT}, err)
 }
 
 // appendSegmentSize appends the control message that has a message cut into segments.
@@ -274,32 +268,20 @@ func newSessionKey(from netip.AddrPort, to netip.Addr, zone uint32) sessionKey {
 
 // keyOf makes the key of a datagram; false if its control messages don't say
 // where it arrived. in is the index of the interface, hops its TTL.
-func keyOf(name *unix.RawSockaddrInet6, oob []byte) (k sessionKey, in int, hops int32, ok bool) {
+func keyOf(name *rawAddress, oob []byte) (k sessionKey, in int, hops int32, ok bool) {
 	info, hops := findPacketInfo(oob)
+	k.port = binary.BigEndian.Uint16(name.port[:])
 	switch {
-	case info == nil:
-		return k, 0, 0, false
-	case name.Family == unix.AF_INET:
-		v4 := (*unix.RawSockaddrInet4)(unsafe.Pointer(name))
-		k.port = networkOrder(v4.Port)
-		*(*[4]byte)(k.client[:]) = v4.Addr
-		if len(info) != unix.SizeofInet4Pktinfo {
-			return k, 0, 0, false
-		}
-		*(*[4]byte)(k.local[:]) = [4]byte(info[8:12]) // ipi_addr: the header's destination
+	case name.family == unix.AF_INET && len(info) == unix.SizeofInet4Pktinfo:
+		copy(k.client[:], name.v4[:])
+		copy(k.local[:], info[8:12]) // ipi_addr: the header's destination
+	case name.family == unix.AF_INET6 && len(info) == unix.SizeofInet6Pktinfo:
+		k.family, k.client, k.zone = service.IPv6, name.v6, name.zone
+		copy(k.local[:], info)
 	default:
-		k.family, k.port, k.client, k.zone = service.IPv6, networkOrder(name.Port), name.Addr, name.Scope_id
-		if len(info) != unix.SizeofInet6Pktinfo {
-			return k, 0, 0, false
-		}
-		k.local = [16]byte(info[:16])
+		return k, 0, 0, false
 	}
 	return k, info.interfaceIndex(), hops, true
-}
-
-// networkOrder converts a port, which is in network order in memory.
-func networkOrder(port uint16) uint16 {
-	return binary.BigEndian.Uint16((*[2]byte)(unsafe.Pointer(&port))[:])
 }
 
 // address returns an address of the key's family.
@@ -328,12 +310,12 @@ func zoneName(zone uint32) string {
 
 // destination is the key's client, for answers from the address that it had sent to.
 func (k *sessionKey) destination() (d destination) {
+	d.name = newRawAddress(netip.AddrPortFrom(k.address(&k.client, 0), k.port))
+	d.name.zone = k.zone
 	if k.family == service.IPv4 {
-		*(*unix.RawSockaddrInet4)(unsafe.Pointer(&d.name)) = unix.RawSockaddrInet4{Family: unix.AF_INET, Port: networkOrder(k.port), Addr: [4]byte(k.client[:4])}
-		d.size, d.control = unix.SizeofSockaddrInet4, unix.PktInfo4(&unix.Inet4Pktinfo{Spec_dst: [4]byte(k.local[:4])})
-		return d
+		d.control = unix.PktInfo4(&unix.Inet4Pktinfo{Spec_dst: [4]byte(k.local[:4])})
+	} else {
+		d.control = unix.PktInfo6(&unix.Inet6Pktinfo{Addr: k.local})
 	}
-	d.name = unix.RawSockaddrInet6{Family: unix.AF_INET6, Port: networkOrder(k.port), Addr: k.client, Scope_id: k.zone}
-	d.size, d.control = unix.SizeofSockaddrInet6, unix.PktInfo6(&unix.Inet6Pktinfo{Addr: k.local})
 	return d
 }
