@@ -135,11 +135,7 @@ func (s *Server) Forecast(proto service.Protocol, to netip.AddrPort, c plan.Clie
 	search := newChoice(g, f.view.state.affinity.Load(), c.Address)
 	search.now = time.Now()
 	out := Forecast{Service: f.view.plan.Port.Key, Algorithm: g.algorithm, Retries: s.retries(f.view.plan.Port)}
-	targets := make([]lb.Target, len(g.backends))
-	for i, b := range g.backends {
-		targets[i] = lb.Target{Address: b.Address, Weight: b.Weight}
-	}
-	p := lb.ProspectOf(g.picker, targets, c.Address, search)
+	p := lb.ProspectOf(g.picker, g.targets, c.Address, search)
 	if search.affinity != nil {
 		out.Affine, _ = search.affinity.Peek(c.Address, search.now)
 		if i := search.takes(out.Affine); i >= 0 {

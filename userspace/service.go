@@ -31,6 +31,7 @@ type group struct {
 
 	once      sync.Once   // clients may come to several loops at a time
 	endpoints []*endpoint // of backends
+	targets   []lb.Target
 	picker    lb.Picker
 }
 
@@ -85,12 +86,12 @@ var emptyGroups = func() map[service.Algorithm]*group {
 func (g *group) open() *group {
 	g.once.Do(func() {
 		g.endpoints = make([]*endpoint, len(g.backends))
-		targets := make([]lb.Target, len(g.backends))
+		g.targets = make([]lb.Target, len(g.backends))
 		for i, b := range g.backends {
 			g.endpoints[i] = g.state.endpoint(b.Address)
-			targets[i] = lb.Target{Address: b.Address, Weight: b.Weight, Load: &g.endpoints[i].load}
+			g.targets[i] = lb.Target{Address: b.Address, Weight: b.Weight, Load: &g.endpoints[i].load}
 		}
-		g.picker = lb.New(g.algorithm, targets, rand.Uint64())
+		g.picker = lb.New(g.algorithm, g.targets, rand.Uint64())
 	})
 	return g
 }
