@@ -22,24 +22,11 @@ import (
 // AnnotationPrefix is common to all of kproxy's annotations.
 const AnnotationPrefix = "kproxy.dev/"
 
-// The annotations, without their prefix.
+// Annotations that messages name too, without their prefix.
 const (
-	annotationAlgorithm      = "algorithm"
-	annotationScheduler      = "ipvs-scheduler"
-	annotationDataPlane      = "dataplane"
-	annotationHealthCheck    = "health-check"
-	annotationHealthPath     = "health-path"
-	annotationHealthPort     = "health-port"
-	annotationHealthInterval = "health-interval"
-	annotationHealthTimeout  = "health-timeout"
-	annotationHealthRise     = "health-rise"
-	annotationHealthFall     = "health-fall"
-	annotationProxyProtocol  = "proxy-protocol"
-	annotationConnectTimeout = "connect-timeout"
-	annotationRetries        = "retries"
-	annotationIdleTimeout    = "idle-timeout"
-	annotationResponses      = "udp-responses"
-	annotationWeights        = "weights"
+	annotationHealthPath    = "health-path"
+	annotationProxyProtocol = "proxy-protocol"
+	annotationWeights       = "weights"
 )
 
 // Bounds of annotation values. They keep a slip of the pen (a time-out in
@@ -59,21 +46,21 @@ const (
 // setters holds, for each annotation of a Service, what its value does to a
 // port. The error completes the sentence `kproxy.dev/retries: "x" is …`.
 var setters = map[string]func(*service.Port, string) error{
-	annotationAlgorithm: func(p *service.Port, v string) (err error) {
+	"algorithm": func(p *service.Port, v string) (err error) {
 		p.Algorithm, err = oneOf(v, service.Algorithms...)
 		p.AlgorithmGiven = err == nil
 		return err
 	},
-	annotationScheduler: func(p *service.Port, v string) error {
+	"ipvs-scheduler": func(p *service.Port, v string) error {
 		if !service.IsScheduler(v) {
 			return fmt.Errorf("not the name of a scheduler of IPVS, such as wlc or sed")
 		}
 		p.Scheduler = v
 		return nil
 	},
-	annotationDataPlane: setOneOf(func(p *service.Port) *service.Preference { return &p.Prefer },
+	"dataplane": setOneOf(func(p *service.Port) *service.Preference { return &p.Prefer },
 		service.PreferAuto, service.PreferUserspace, service.PreferKernel),
-	annotationHealthCheck: setOneOf(func(p *service.Port) *service.Check { return &p.Health.Kind },
+	"health-check": setOneOf(func(p *service.Port) *service.Check { return &p.Health.Kind },
 		service.CheckOff, service.CheckTCP, service.CheckHTTP, service.CheckUDP, service.CheckGRPC),
 	annotationHealthPath: func(p *service.Port, v string) error {
 		if v == "" || len(v) > maxHealthPath || strings.ContainsFunc(v, func(r rune) bool { return r <= ' ' || r == 0x7f }) {
@@ -82,20 +69,20 @@ var setters = map[string]func(*service.Port, string) error{
 		p.Health.Path = v
 		return nil
 	},
-	annotationHealthPort:     setNumber(func(p *service.Port) *uint16 { return &p.Health.Port }, 1, math.MaxUint16),
-	annotationHealthInterval: setDuration(func(p *service.Port) *time.Duration { return &p.Health.Interval }, maxProbe),
-	annotationHealthTimeout:  setDuration(func(p *service.Port) *time.Duration { return &p.Health.Timeout }, maxWait),
-	annotationHealthRise:     setNumber(func(p *service.Port) *int { return &p.Health.Rise }, 1, maxRiseFall),
-	annotationHealthFall:     setNumber(func(p *service.Port) *int { return &p.Health.Fall }, 1, maxRiseFall),
+	"health-port":     setNumber(func(p *service.Port) *uint16 { return &p.Health.Port }, 1, math.MaxUint16),
+	"health-interval": setDuration(func(p *service.Port) *time.Duration { return &p.Health.Interval }, maxProbe),
+	"health-timeout":  setDuration(func(p *service.Port) *time.Duration { return &p.Health.Timeout }, maxWait),
+	"health-rise":     setNumber(func(p *service.Port) *int { return &p.Health.Rise }, 1, maxRiseFall),
+	"health-fall":     setNumber(func(p *service.Port) *int { return &p.Health.Fall }, 1, maxRiseFall),
 	annotationProxyProtocol: func(p *service.Port, v string) error {
 		v, err := oneOf(v, "v1", "v2")
 		p.ProxyProtocol = map[string]service.ProxyProtocol{"v1": 1, "v2": 2}[v]
 		return err
 	},
-	annotationConnectTimeout: setDuration(func(p *service.Port) *time.Duration { return &p.ConnectTimeout }, maxDial),
-	annotationRetries:        setNumber(func(p *service.Port) *int { return &p.Retries }, 0, maxRetries),
-	annotationIdleTimeout:    setDuration(func(p *service.Port) *time.Duration { return &p.IdleTimeout }, maxIdle),
-	annotationResponses:      setNumber(func(p *service.Port) *int { return &p.Responses }, 0, maxResponses),
+	"connect-timeout": setDuration(func(p *service.Port) *time.Duration { return &p.ConnectTimeout }, maxDial),
+	"retries":         setNumber(func(p *service.Port) *int { return &p.Retries }, 0, maxRetries),
+	"idle-timeout":    setDuration(func(p *service.Port) *time.Duration { return &p.IdleTimeout }, maxIdle),
+	"udp-responses":   setNumber(func(p *service.Port) *int { return &p.Responses }, 0, maxResponses),
 	annotationWeights: func(*service.Port, string) error {
 		return fmt.Errorf("an annotation of EndpointSlices, not of Services")
 	},
