@@ -101,12 +101,10 @@ func (b *Builder) AddPort(p Port) error {
 	if b.ports == nil {
 		b.ports = map[Key]*Port{}
 	}
-	p.ClusterIPs = sortedAddrs(p.ClusterIPs)
-	p.ExternalIPs = sortedAddrs(p.ExternalIPs)
-	p.LoadBalancerIPs = sortedAddrs(p.LoadBalancerIPs)
-	p.SourceRanges = slices.Clone(p.SourceRanges)
-	slices.SortFunc(p.SourceRanges, netip.Prefix.Compare)
-	p.SourceRanges = slices.Compact(p.SourceRanges)
+	p.ClusterIPs = sorted(p.ClusterIPs, netip.Addr.Compare)
+	p.ExternalIPs = sorted(p.ExternalIPs, netip.Addr.Compare)
+	p.LoadBalancerIPs = sorted(p.LoadBalancerIPs, netip.Addr.Compare)
+	p.SourceRanges = sorted(p.SourceRanges, netip.Prefix.Compare)
 	p.Problems = slices.Clone(p.Problems)
 	if p.Algorithm == "" {
 		p.Algorithm = RoundRobin
@@ -126,7 +124,7 @@ func (b *Builder) AddEndpoint(k Key, e Endpoint) {
 		b.endpoints = map[Key][]Endpoint{}
 	}
 	if h := e.Hints; h != nil {
-		e.Hints = &Hints{Zones: sortedStrings(h.Zones), Nodes: sortedStrings(h.Nodes)}
+		e.Hints = &Hints{Zones: sorted(h.Zones, strings.Compare), Nodes: sorted(h.Nodes, strings.Compare)}
 	}
 	b.endpoints[k] = append(b.endpoints[k], e)
 }
@@ -136,12 +134,9 @@ func (b *Builder) AddEndpoint(k Key, e Endpoint) {
 // don't change.
 func (b *Builder) Build() *Snapshot {
 	s := &Snapshot{node: b.node, entries: make([]entry, 0, len(b.ports))}
-	s.node.Addresses = sortedAddrs(b.node.Addresses)
-	s.node.PodCIDRs = slices.Clone(b.node.PodCIDRs)
-	slices.SortFunc(s.node.PodCIDRs, netip.Prefix.Compare)
-	s.cidrs = slices.Clone(b.cidrs)
-	slices.SortFunc(s.cidrs, netip.Prefix.Compare)
-	s.cidrs = slices.Compact(s.cidrs)
+	s.node.Addresses = sorted(b.node.Addresses, netip.Addr.Compare)
+	s.node.PodCIDRs = sorted(b.node.PodCIDRs, netip.Prefix.Compare)
+	s.cidrs = sorted(b.cidrs, netip.Prefix.Compare)
 	for k, p := range b.ports {
 		eps := dedupe(b.endpoints[k])
 		s.entries = append(s.entries, newEntry(p, eps))
@@ -194,15 +189,10 @@ func compareEndpoint(a, b Endpoint) int {
 	)
 }
 
-func sortedAddrs(in []netip.Addr) []netip.Addr {
+// sorted returns a copy of in, in order and without duplicates.
+func sorted[T comparable](in []T, compare func(a, b T) int) []T {
 	out := slices.Clone(in)
-	slices.SortFunc(out, netip.Addr.Compare)
-	return slices.Compact(out)
-}
-
-func sortedStrings(in []string) []string {
-	out := slices.Clone(in)
-	slices.Sort(out)
+	slices.SortFunc(out, compare)
 	return slices.Compact(out)
 }
 
