@@ -3,6 +3,7 @@ package health
 import (
 	"cmp"
 	"fmt"
+	"maps"
 	"net/netip"
 	"slices"
 	"time"
@@ -156,12 +157,7 @@ func (e *Ejections) All() []Endpoint {
 	if e == nil {
 		return nil
 	}
-	out := make([]Endpoint, 0, len(e.endpoints))
-	for at := range e.endpoints {
-		out = append(out, at)
-	}
-	slices.SortFunc(out, Endpoint.compare)
-	return out
+	return slices.SortedFunc(maps.Keys(e.endpoints), Endpoint.compare)
 }
 
 func (e Endpoint) compare(o Endpoint) int {

@@ -7,6 +7,7 @@ import (
 	"io"
 	"net"
 	"os"
+	"slices"
 	"strings"
 	"syscall"
 	"time"
@@ -34,12 +35,7 @@ func Inconclusive(err error) bool {
 	if errors.As(err, &local) || errors.Is(err, context.Canceled) {
 		return true
 	}
-	for _, e := range localErrnos {
-		if errors.Is(err, e) {
-			return true
-		}
-	}
-	return false
+	return slices.ContainsFunc(localErrnos, func(e syscall.Errno) bool { return errors.Is(err, e) })
 }
 
 // maxReason bounds what an endpoint's own words take in status and log, in bytes.

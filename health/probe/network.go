@@ -123,9 +123,6 @@ func (n Network) SetMark(_, _ string, c syscall.RawConn) error {
 
 // bindContext makes reads and writes on c end with ctx; call stop afterwards.
 func bindContext(ctx context.Context, c net.Conn) (stop func() bool) {
-	if t, ok := ctx.Deadline(); ok {
-		c.SetDeadline(t) // fails only on a closed connection, whose reads fail too
-	}
 	return context.AfterFunc(ctx, func() { c.SetDeadline(time.Unix(1, 0)) })
 }
 

@@ -1,6 +1,7 @@
 package kube
 
 import (
+	"cmp"
 	"context"
 	"log/slog"
 	"net"
@@ -62,23 +63,18 @@ func (c Config) place() string {
 	return "the service account of this pod"
 }
 
-func clientsOf(rc *rest.Config, h *http.Client) (c *client, err error) {
-	c = &client{host: rc.Host, authority: authorityOf(rc)}
+func clientsOf(rc *rest.Config, h *http.Client) (*client, error) {
+	c := &client{host: rc.Host, authority: authorityOf(rc)}
 	forEvents := rest.CopyConfig(rc)
 	if rc.QPS > 0 {
 		rc.RateLimiter = flowcontrol.NewTokenBucketRateLimiter(rc.QPS, max(rc.Burst, 1))
 	}
-	if c.core, err = corev1.NewForConfigAndClient(rc, h); err != nil {
-		return nil, err
-	}
-	if c.discovery, err = discoveryv1.NewForConfigAndClient(rc, h); err != nil {
-		return nil, err
-	}
-	if c.network, err = networkingv1.NewForConfigAndClient(rc, h); err != nil {
-		return nil, err
-	}
-	c.events, err = eventsv1.NewForConfigAndClient(forEvents, h)
-	return c, err
+	var errs [4]error
+	c.core, errs[0] = corev1.NewForConfigAndClient(rc, h)
+	c.discovery, errs[1] = discoveryv1.NewForConfigAndClient(rc, h)
+	c.network, errs[2] = networkingv1.NewForConfigAndClient(rc, h)
+	c.events, errs[3] = eventsv1.NewForConfigAndClient(forEvents, h)
+	return c, cmp.Or(errs[:]...)
 }
 
 // LogTo has client-go write its log, which otherwise goes to stderr in a format
