@@ -33,8 +33,10 @@ type state struct {
 	heardOf  bool              // whether there are ServiceCIDRs has been asked, whatever the answer
 	of       map[name][]string // the names of each Service's slices
 	dirty    map[name]bool     // Services that changed, or their slices
-	own      *corev1.Node      // as it was when it was whole; nil before
 	restored bool              // there is a saved state to convert
+	// own is this node with what was last known of it; nil before. A Node that is deleted and made anew by its kubelet has
+	// neither addresses nor networks for a moment, and the node itself hasn't lost them.
+	own *corev1.Node
 }
 
 func newState(cfg Config) *state {
@@ -98,16 +100,6 @@ func (s *state) nodeChanged(_, is *corev1.Node) {
 	s.wake()
 }
 
-// lastNode is this node with what was last known of it: a Node that is deleted
-// and made anew by its kubelet has neither addresses nor networks for a moment, and
-// the node itself hasn't lost them.
-func (s *state) lastNode() []*corev1.Node {
-	if s.own == nil {
-		return nil
-	}
-	return []*corev1.Node{s.own}
-}
-
 func serviceOf(s *discoveryv1.EndpointSlice) name {
 	return name{Namespace: s.Namespace, Name: s.Labels[discoveryv1.LabelServiceName]}
 }
@@ -143,9 +135,9 @@ func (s *state) take(everything bool) (source.Objects, map[name]bool, [2][]time.
 	defer s.mu.Unlock()
 	dirty, triggered := s.dirty, s.triggers.take()
 	s.dirty = map[name]bool{}
-	o := source.Objects{
-		Nodes:         s.lastNode(),
-		NodeAddresses: s.addresses,
+	o := source.Objects{NodeAddresses: s.addresses}
+	if s.own != nil {
+		o.Nodes = []*corev1.Node{s.own}
 	}
 	for k := range s.cidrs.objects {
 		c, _ := s.cidrs.get(k)
