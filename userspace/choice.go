@@ -134,7 +134,7 @@ func (s *Server) Forecast(proto service.Protocol, to netip.AddrPort, c plan.Clie
 	g := f.group(c, s.table.rules())
 	search := newChoice(g, f.view.state.affinity.Load(), c.Address)
 	search.now = time.Now()
-	out := Forecast{Service: f.view.plan.Port.Key, Algorithm: g.algorithm, Retries: s.retries(f.view.plan.Port)}
+	out := Forecast{Service: f.view.plan.Port.Key, Algorithm: f.view.plan.Port.Algorithm, Retries: s.retries(f.view.plan.Port)}
 	p := lb.ProspectOf(g.picker, g.targets, c.Address, search)
 	if search.affinity != nil {
 		out.Affine, _ = search.affinity.Peek(c.Address, search.now)

@@ -58,11 +58,10 @@ func newView(s *plan.Service, old *view) *view {
 }
 
 func newGroup(v *view, backends []plan.Backend, old *group) *group {
-	algorithm := v.plan.Port.Algorithm
-	if g := emptyGroups[algorithm]; g != nil && len(backends) == 0 {
-		return g
+	if len(backends) == 0 {
+		return noEndpoints
 	}
-	g := old
+	algorithm, g := v.plan.Port.Algorithm, old
 	if g == nil || g.algorithm != algorithm || !slices.Equal(g.backends, backends) {
 		g = &group{backends: backends, algorithm: algorithm, state: v.state}
 	}
@@ -72,15 +71,9 @@ func newGroup(v *view, backends []plan.Backend, old *group) *group {
 	return g
 }
 
-// emptyGroups are groups without endpoints, by algorithm: most services have some, in a
+// noEndpoints is the group of all that have no endpoint: most services have some, in a
 // family that they aren't served in and for traffic policy Local.
-var emptyGroups = func() map[service.Algorithm]*group {
-	out := map[service.Algorithm]*group{}
-	for _, a := range service.Algorithms {
-		out[a] = &group{algorithm: a}
-	}
-	return out
-}()
+var noEndpoints = &group{}
 
 // open makes what choosing needs, unless that was done.
 func (g *group) open() *group {
