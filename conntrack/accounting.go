@@ -173,7 +173,7 @@ func (a *Accounting) SetPlan(p *plan.Plan, d plan.Delta) {
 		}
 		if c.Was != nil {
 			for i := range c.Was.Endpoints {
-				if address := c.Was.Endpoints[i].Address; endpoint(c.Is, address) == nil {
+				if address := c.Was.Endpoints[i].Address; c.Is.EndpointAt(address) == nil {
 					acc := a.of(c.Is)
 					acc.endpoint(address)
 					a.left[endpointOf{acc, address}] = true // counted on, until it has no more flows
@@ -201,7 +201,7 @@ func (a *Accounting) Resume(figures map[service.Key]ServiceFigures) {
 		acc := a.of(s)
 		acc.ended, acc.ended.Active = is.Figures, 0
 		for _, e := range is.Endpoints {
-			if e.Active = 0; endpoint(s, e.Address) != nil {
+			if e.Active = 0; s.EndpointAt(e.Address) != nil {
 				*acc.endpoint(e.Address) = e.Figures
 			}
 		}
@@ -250,7 +250,7 @@ func (acc *account) endpoint(address netip.AddrPort) *Figures {
 // counts reports whether an endpoint has figures of its own: in the plan, or since it
 // was there.
 func (acc *account) counts(address netip.AddrPort) bool {
-	return acc.endpoints[address] != nil || acc.service != nil && endpoint(acc.service, address) != nil
+	return acc.endpoints[address] != nil || acc.service != nil && acc.service.EndpointAt(address) != nil
 }
 
 // entryOf returns what is known of a flow, or a new entry for one that the kernel data plane of a
@@ -266,7 +266,7 @@ func (a *Accounting) entryOf(f *Flow) *entry {
 		return e
 	}
 	// An endpoint that has left the plan still counts while its figures are kept.
-	if acc := a.services[at.service.Port.Key]; endpoint(at.service, f.ReplySrc) == nil && (acc == nil || acc.endpoints[f.ReplySrc] == nil) {
+	if acc := a.services[at.service.Port.Key]; at.service.EndpointAt(f.ReplySrc) == nil && (acc == nil || acc.endpoints[f.ReplySrc] == nil) {
 		return e
 	}
 	if e == nil {
@@ -405,7 +405,7 @@ func (a *Accounting) forgetEndpoints() {
 		delete(unused, endpointOf{e.account, e.flow.ReplySrc})
 	}
 	for u := range unused {
-		if u.service != nil && endpoint(u.service, u.address) == nil {
+		if u.service != nil && u.service.EndpointAt(u.address) == nil {
 			delete(u.endpoints, u.address)
 			a.stale[u.account] = true
 		}

@@ -32,7 +32,7 @@ func HalfOpen(flows []Flow, p *plan.Plan, local func(netip.Addr) bool) []Flow {
 			continue
 		}
 		gone := false
-		if e := endpoint(at.service, f.ReplySrc); e != nil { // at the service's own address, it may be
+		if e := at.service.EndpointAt(f.ReplySrc); e != nil { // at the service's own address, it may be
 			gone = !e.Usable
 		} else if f.Rewritten() {
 			gone = !local(f.ReplySrc.Addr()) // or it is the forwarder's listener
@@ -60,7 +60,7 @@ func MayBeHalfOpen(d plan.Delta) bool {
 			return f.Verdict == plan.Forward && (was == nil || !slices.ContainsFunc(was.Frontends, func(w plan.Frontend) bool { return keyOf(&w) == keyOf(&f) }))
 		})
 		return begins || was != nil && slices.ContainsFunc(was.Endpoints, func(e plan.Endpoint) bool {
-			now := endpoint(is, e.Address)
+			now := is.EndpointAt(e.Address)
 			return e.Usable && (now == nil || !now.Usable)
 		})
 	})

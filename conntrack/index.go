@@ -2,7 +2,6 @@ package conntrack
 
 import (
 	"net/netip"
-	"slices"
 
 	"kproxy.dev/kproxy/plan"
 	"kproxy.dev/kproxy/service"
@@ -75,15 +74,4 @@ func (x *index) find(f *Flow) (front, bool) {
 		return front{}, false
 	}
 	return hit, true
-}
-
-// endpoint returns s's endpoint at an address, or nil.
-func endpoint(s *plan.Service, a netip.AddrPort) *plan.Endpoint {
-	i, ok := slices.BinarySearchFunc(s.Endpoints, a, func(e plan.Endpoint, a netip.AddrPort) int {
-		return e.Address.Compare(a)
-	})
-	if !ok {
-		return nil
-	}
-	return &s.Endpoints[i]
 }

@@ -61,7 +61,7 @@ func Stale(flows []Flow, old, p *plan.Plan, c StaleConfig) []Flow {
 // misdirected reports whether f, sent to a frontend of the plan, goes elsewhere than
 // the plan says.
 func (c *StaleConfig) misdirected(f *Flow, at front) bool {
-	if e := endpoint(at.service, f.ReplySrc); e != nil && e.Keeps() {
+	if e := at.service.EndpointAt(f.ReplySrc); e != nil && e.Keeps() {
 		// Also where the endpoint has the frontend's own address (a node port
 		// that equals the target port of a host-network endpoint).
 		return false
@@ -88,7 +88,7 @@ func servedInUserspace(f *Flow, at front) bool {
 
 // orphaned reports whether f, sent to a frontend that is gone, was s's.
 func (c *StaleConfig) orphaned(f *Flow, s *plan.Service) bool {
-	return f.Rewritten() && (endpoint(s, f.ReplySrc) != nil || c.Local(f.ReplySrc.Addr()))
+	return f.Rewritten() && (s.EndpointAt(f.ReplySrc) != nil || c.Local(f.ReplySrc.Addr()))
 }
 
 // redirected reports whether f goes to the forwarder's listener. A REDIRECT

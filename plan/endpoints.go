@@ -156,6 +156,15 @@ func (c *computation) ejected(p *service.Port, at netip.AddrPort) *health.Ejecti
 	return c.in.Ejected.Of(health.Endpoint{Protocol: p.Protocol, Address: at})
 }
 
+// EndpointAt returns s's endpoint at an address; nil if it has none there.
+func (s *Service) EndpointAt(a netip.AddrPort) *Endpoint {
+	i, ok := slices.BinarySearchFunc(s.Endpoints, a, func(e Endpoint, a netip.AddrPort) int { return e.Address.Compare(a) })
+	if !ok {
+		return nil
+	}
+	return &s.Endpoints[i]
+}
+
 // MayBeEjected reports whether passive health may take e out of s: it is used, and s doesn't want to be left alone.
 func (s *Service) MayBeEjected(e *Endpoint) bool {
 	return s.Port.Health.Kind != service.CheckOff && s.Port.Protocol != service.SCTP && !e.Excluded && (e.Ready || e.Serving)

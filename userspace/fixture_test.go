@@ -11,6 +11,7 @@ import (
 	"net/netip"
 	"os"
 	"os/exec"
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -97,6 +98,7 @@ func testPlan(services ...testService) *plan.Plan {
 			s.Groups[f.Family].Cluster = append(s.Groups[f.Family].Cluster, plan.Backend{Address: a, Weight: 1})
 			s.Endpoints = append(s.Endpoints, plan.Endpoint{Endpoint: &service.Endpoint{Address: a, Ready: true, Serving: true}, Probed: &plan.Probed{Health: "unknown"}, Usable: true})
 		}
+		slices.SortFunc(s.Endpoints, func(a, b plan.Endpoint) int { return a.Address.Compare(b.Address) })
 		p.Services = append(p.Services, s)
 	}
 	return p

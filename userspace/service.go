@@ -99,29 +99,11 @@ func (f front) group(c plan.Client, p *plan.Policy) *group {
 	return g.cluster.open()
 }
 
-// addresses returns every endpoint address in the plan.
-func (v *view) addresses() map[netip.AddrPort]bool {
-	m := make(map[netip.AddrPort]bool, len(v.plan.Endpoints))
-	for i := range v.plan.Endpoints {
-		m[v.plan.Endpoints[i].Address] = true
-	}
-	for f := range v.plan.Groups {
-		for _, b := range slices.Concat(v.plan.Groups[f].Cluster, v.plan.Groups[f].Local) {
-			m[b.Address] = true
-		}
-	}
-	return m
-}
-
 // keeps reports whether UDP sessions to an endpoint may go on: it still
 // serves, if only those it has.
 func (v *view) keeps(a netip.AddrPort) bool {
-	for i := range v.plan.Endpoints {
-		if e := &v.plan.Endpoints[i]; e.Address == a {
-			return e.Keeps()
-		}
-	}
-	return false
+	e := v.plan.EndpointAt(a)
+	return e != nil && e.Keeps()
 }
 
 // serviceState is the state of a service port, which outlives plans. Connections hold on to it even longer.
@@ -192,10 +174,9 @@ func (v *view) retain() {
 	if len(s.endpoints) == 0 {
 		return
 	}
-	keep := v.addresses()
 	for a, e := range s.endpoints {
-		e.departed.Store(!keep[a])
-		if keep[a] {
+		departed := v.plan.EndpointAt(a) == nil
+		if e.departed.Store(departed); !departed {
 			continue
 		}
 		if aff := s.affinity.Load(); aff != nil {
