@@ -34,7 +34,11 @@ func (c *choice) next() *endpoint {
 	c.now = time.Now()
 	i := -1
 	if len(c.tried) == 0 {
-		if i = c.sticky(); i < 0 && c.before.IsValid() {
+		if c.affinity != nil {
+			before, _ := c.affinity.Get(c.client, c.now)
+			i = c.acquire(before)
+		}
+		if i < 0 {
 			i = c.acquire(c.before)
 		}
 	}
@@ -48,21 +52,11 @@ func (c *choice) next() *endpoint {
 	return c.group.endpoints[i]
 }
 
-// sticky acquires the endpoint that the client has affinity to, if it still
-// takes connections.
-func (c *choice) sticky() int {
-	if c.affinity == nil {
-		return -1
-	}
-	addr, ok := c.affinity.Get(c.client, c.now)
-	if !ok {
-		return -1
-	}
-	return c.acquire(addr)
-}
-
-// acquire acquires the endpoint at an address, if it takes connections.
+// acquire acquires the endpoint at an address, if that is valid and it takes connections.
 func (c *choice) acquire(addr netip.AddrPort) int {
+	if !addr.IsValid() {
+		return -1
+	}
 	i := c.takes(addr)
 	if i >= 0 {
 		c.group.endpoints[i].load.Acquire()
