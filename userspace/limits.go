@@ -106,35 +106,22 @@ type budget struct {
 
 func newBudget(n int) *budget { return &budget{size: n, free: n} }
 
-// tryOrWait takes n, if there are as many; otherwise notify is called when there
-// are some again.
-func (b *budget) tryOrWait(n int) bool {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	if b.free < n {
-		b.waiting++
-		return false
-	}
-	b.free -= n
-	return true
-}
-
 // tryAcquire takes n if there are as many.
-func (b *budget) tryAcquire(n int) bool {
+func (b *budget) tryAcquire(n int) bool { return b.take(n, 0) }
+
+// tryOrWait is tryAcquire after which notify is called, if it failed, when there
+// are some again.
+func (b *budget) tryOrWait(n int) bool { return b.take(n, 1) }
+
+func (b *budget) take(n, waiting int) bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if b.free < n {
+		b.waiting += waiting
 		return false
 	}
 	b.free -= n
 	return true
-}
-
-// exhausted reports whether none is free.
-func (b *budget) exhausted() bool {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.free == 0
 }
 
 // low reports whether so few are free that some are to be given back.

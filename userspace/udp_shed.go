@@ -4,6 +4,8 @@ import (
 	"math"
 	"sync"
 	"time"
+
+	"kproxy.dev/kproxy/service"
 )
 
 // spentAfter is how long a session of one question and its answer must have been silent to make
@@ -46,7 +48,7 @@ func (w *udpWorker) makeRoom() {
 			idle = other.post(func() { other.pool.closeBefore(math.MaxInt64) }) || idle
 		}
 	}
-	if idle && !s.udpBudget.exhausted() {
+	if b := s.Budget(service.UDP); idle && b.Used < b.Limit {
 		return
 	}
 	for {
