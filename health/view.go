@@ -1,6 +1,7 @@
 package health
 
 import (
+	"cmp"
 	"fmt"
 	"iter"
 	"maps"
@@ -97,19 +98,9 @@ func (d Defaults) Fill(c service.HealthCheck, p service.Protocol) service.Health
 	if c.Kind == service.CheckOff {
 		return service.HealthCheck{Kind: service.CheckOff}
 	}
-	if c.Interval == 0 {
-		c.Interval = d.Interval
-	}
-	c.Interval = max(c.Interval, d.floor())
-	if c.Timeout == 0 {
-		c.Timeout = d.Timeout
-	}
-	if c.Rise == 0 {
-		c.Rise = d.Rise
-	}
-	if c.Fall == 0 {
-		c.Fall = d.Fall
-	}
+	c.Interval = max(cmp.Or(c.Interval, d.Interval), d.floor())
+	c.Timeout = cmp.Or(c.Timeout, d.Timeout)
+	c.Rise, c.Fall = cmp.Or(c.Rise, d.Rise), cmp.Or(c.Fall, d.Fall)
 	return c
 }
 

@@ -106,12 +106,8 @@ func (b *Builder) AddPort(p Port) error {
 	p.LoadBalancerIPs = sorted(p.LoadBalancerIPs, netip.Addr.Compare)
 	p.SourceRanges = sorted(p.SourceRanges, netip.Prefix.Compare)
 	p.Problems = slices.Clone(p.Problems)
-	if p.Algorithm == "" {
-		p.Algorithm = RoundRobin
-	}
-	if p.Prefer == "" {
-		p.Prefer = PreferAuto
-	}
+	p.Algorithm = cmp.Or(p.Algorithm, RoundRobin)
+	p.Prefer = cmp.Or(p.Prefer, PreferAuto)
 	b.ports[p.Key] = &p
 	return nil
 }

@@ -1,6 +1,7 @@
 package file
 
 import (
+	"cmp"
 	"context"
 	"log/slog"
 	"net/netip"
@@ -52,9 +53,7 @@ type published struct {
 
 // New returns a Source that reads nothing before Run. A nil Logger discards.
 func New(cfg Config) *Source {
-	if cfg.Logger == nil {
-		cfg.Logger = slog.New(slog.DiscardHandler)
-	}
+	cfg.Logger = cmp.Or(cfg.Logger, slog.New(slog.DiscardHandler))
 	return &Source{cfg: cfg, changed: make(chan struct{}, 1), reread: make(chan struct{}, 1)}
 }
 

@@ -1,6 +1,7 @@
 package kube
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -64,10 +65,7 @@ func (c Config) rest() (*rest.Config, error) {
 		return nil, err
 	}
 	out.QPS, out.Burst, out.UserAgent = c.QPS, c.Burst, c.UserAgent
-	out.ContentType = c.ContentType
-	if out.ContentType == "" {
-		out.ContentType = protobuf
-	}
+	out.ContentType = cmp.Or(c.ContentType, protobuf)
 	if out.ContentType != asJSON {
 		// Whatever stands between, a server may answer errors in JSON only.
 		out.AcceptContentTypes = out.ContentType + "," + asJSON

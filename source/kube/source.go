@@ -58,9 +58,7 @@ type Source struct {
 
 // Open reads the configuration. It connects in Run.
 func Open(cfg Config) (*Source, error) {
-	if cfg.Logger == nil {
-		cfg.Logger = slog.New(slog.DiscardHandler)
-	}
+	cfg.Logger = cmp.Or(cfg.Logger, slog.New(slog.DiscardHandler))
 	c, err := newClient(cfg)
 	if err != nil {
 		return nil, err

@@ -202,12 +202,7 @@ func eligible(n *corev1.Node, known bool) bool {
 	if n == nil || n.DeletionTimestamp != nil {
 		return false
 	}
-	for _, t := range n.Spec.Taints {
-		if t.Key == toBeDeletedTaint {
-			return false
-		}
-	}
-	return true
+	return !slices.ContainsFunc(n.Spec.Taints, func(t corev1.Taint) bool { return t.Key == toBeDeletedTaint })
 }
 
 // withFacts returns n, and where it lacks addresses or pod networks those of was,
