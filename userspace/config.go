@@ -3,6 +3,7 @@ package userspace
 import (
 	"log/slog"
 	"net/netip"
+	"reflect"
 	"time"
 
 	"kproxy.dev/kproxy/service"
@@ -30,9 +31,6 @@ type Config struct {
 	// Loops is how many loops serve TCP connections, and how many workers UDP; 0 means one for each processor
 	// that this process may use.
 	Loops int
-	// LocalAddresses lists this node's own addresses; by default those of its
-	// interfaces.
-	LocalAddresses func() ([]netip.Addr, error)
 
 	// MaxFDs bounds the file descriptors of the whole process; 0 means
 	// RLIMIT_NOFILE, raised to its hard limit.
@@ -85,45 +83,30 @@ type Config struct {
 // a half-closed connection (nf_conntrack_tcp_timeout_fin_wait), so that moving
 // a service between data planes changes nothing there.
 func (c Config) filled() Config {
-	or(&c.Logger, slog.New(slog.DiscardHandler))
-	or(&c.Mark, 0x1800)
-	or(&c.Loops, processors)
-	or(&c.ConnectTimeout, time.Second)
-	or(&c.ConnectTotal, 5*time.Second)
-	or(&c.Retries, 3)
-	or(&c.HalfCloseTimeout, 2*time.Minute)
-	or(&c.UDPIdleTimeout, time.Minute)
-	or(&c.KeepAlive, time.Minute)
-	if c.TCPOrigin == nil {
-		c.TCPOrigin = kernelOrigin
+	defaults := Config{
+		Logger:           slog.New(slog.DiscardHandler),
+		Mark:             0x1800,
+		TCPOrigin:        kernelOrigin,
+		Loops:            processors,
+		ConnectTimeout:   time.Second,
+		ConnectTotal:     5 * time.Second,
+		Retries:          3,
+		HalfCloseTimeout: 2 * time.Minute,
+		UDPIdleTimeout:   time.Minute,
+		KeepAlive:        time.Minute,
+
+		OnFirst:      func(service.Key) {},
+		OnServing:    func() {},
+		OnAnswered:   func(service.Protocol, netip.AddrPort) {},
+		OnFailed:     func(service.Protocol, netip.AddrPort, netip.Addr, error) {},
+		TimeExceeded: func(netip.AddrPort, netip.AddrPort, []byte) error { return nil },
+		OnEnd:        func(End) {},
 	}
-	if c.LocalAddresses == nil {
-		c.LocalAddresses = interfaceAddresses
-	}
-	if c.OnFirst == nil {
-		c.OnFirst = func(service.Key) {}
-	}
-	if c.OnServing == nil {
-		c.OnServing = func() {}
-	}
-	if c.OnAnswered == nil {
-		c.OnAnswered = func(service.Protocol, netip.AddrPort) {}
-	}
-	if c.OnFailed == nil {
-		c.OnFailed = func(service.Protocol, netip.AddrPort, netip.Addr, error) {}
-	}
-	if c.TimeExceeded == nil {
-		c.TimeExceeded = func(netip.AddrPort, netip.AddrPort, []byte) error { return nil }
-	}
-	if c.OnEnd == nil {
-		c.OnEnd = func(End) {}
+	fields := reflect.ValueOf(&c).Elem()
+	for f, v := range reflect.ValueOf(defaults).Fields() {
+		if field := fields.FieldByIndex(f.Index); field.IsZero() {
+			field.Set(v)
+		}
 	}
 	return c
-}
-
-func or[T comparable](v *T, fallback T) {
-	var zero T
-	if *v == zero {
-		*v = fallback
-	}
 }

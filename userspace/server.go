@@ -1,6 +1,7 @@
 package userspace
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -64,11 +65,11 @@ type Server struct {
 func New(cfg Config) *Server {
 	cfg = cfg.filled()
 	s := &Server{
-		cfg: cfg, table: newTable(), plans: newPlans(),
-		wantDescriptors: make(chan struct{}, 1),
+		cfg: cfg, table: newTable(), wantDescriptors: make(chan struct{}, 1),
+		plans: plans{views: map[service.Key]*view{}, gone: map[service.Key]bool{}, changed: map[service.Key]bool{}},
 	}
 	s.stopped, s.stop = context.WithCancel(context.Background())
-	s.locals.list, s.locals.ask = cfg.LocalAddresses, isLocal
+	s.locals.list, s.locals.ask = interfaceAddresses, isLocal
 	s.dialers = newDialers(cfg.Mark)
 	return s
 }
@@ -209,10 +210,7 @@ func (s *Server) Reset(endpoint netip.AddrPort) (n int) {
 }
 
 func (s *Server) connectTimeout(p *service.Port) time.Duration {
-	if p.ConnectTimeout > 0 {
-		return p.ConnectTimeout
-	}
-	return s.cfg.ConnectTimeout
+	return cmp.Or(p.ConnectTimeout, s.cfg.ConnectTimeout)
 }
 
 func (s *Server) retries(p *service.Port) int {

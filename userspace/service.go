@@ -212,13 +212,6 @@ type plans struct {
 	changed  map[service.Key]bool
 }
 
-func newPlans() plans {
-	return plans{
-		views: map[service.Key]*view{},
-		gone:  map[service.Key]bool{}, changed: map[service.Key]bool{},
-	}
-}
-
 // Ruled says by which policy the kernel's rules are; nil for not known.
 func (s *Server) Ruled(p *plan.Policy) { s.table.ruled.Store(p) }
 

@@ -1,6 +1,7 @@
 package userspace
 
 import (
+	"cmp"
 	"net/netip"
 	"slices"
 	"sync/atomic"
@@ -315,10 +316,7 @@ func (x *session) idle() time.Duration {
 	if s.isStopped() {
 		return trustFor
 	}
-	if d := x.front.view.plan.Port.IdleTimeout; d > 0 {
-		return d
-	}
-	return s.cfg.UDPIdleTimeout
+	return cmp.Or(x.front.view.plan.Port.IdleTimeout, s.cfg.UDPIdleTimeout)
 }
 
 // send sends datagrams to the endpoint. When the endpoint is found to be gone,
