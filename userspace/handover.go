@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"slices"
 	"sync"
 	"time"
 
@@ -43,7 +44,7 @@ func (s *Server) Listeners() ([]handover.Listener, []int) {
 		add(l, service.TCP)
 	}
 	for _, l := range s.udp {
-		add(l.listener, service.UDP)
+		add(l, service.UDP)
 	}
 	return out, files
 }
@@ -135,10 +136,7 @@ func (h *Handover) Release() {
 	for _, w := range s.workers {
 		w.closing = true
 	}
-	for _, l := range s.tcp {
-		l.close()
-	}
-	for _, l := range s.udp {
+	for _, l := range slices.Concat(s.tcp, s.udp) {
 		l.close()
 	}
 	close(h.thaw)

@@ -26,15 +26,13 @@ const portTries = 16
 // services' datagrams pass through it.
 const listenerBuffer = 8 << 20
 
-// listener is one family's port.
+// listener is one family's port of a protocol.
 type listener struct {
 	family service.Family
 	port   uint16
 	fds    []int // one of TCP; of UDP one for each worker, among which the kernel distributes the clients (SO_REUSEPORT)
-}
 
-type udpListener struct {
-	*listener
+	// Of UDP:
 	prober *net.UDPConn                   // of Probe, nil before its first one
 	probe  atomic.Pointer[netip.AddrPort] // prober's; datagrams from there are answered
 }
@@ -42,20 +40,15 @@ type udpListener struct {
 // Listen opens the shared listeners, and raises the limit on file descriptors.
 // A family this host doesn't have is left out.
 func (s *Server) Listen() error {
-	return s.listenWith(func() error {
-		var err error
+	return s.listenWith(func() (err error) {
 		if s.tcp, err = listen(s.cfg.TCPPort, s.openTCP); err != nil {
 			return fmt.Errorf("listen on TCP :%d: %w", s.cfg.TCPPort, err)
 		}
 		if s.cfg.Origin == nil {
 			return nil
 		}
-		opened, err := listen(s.cfg.UDPPort, s.openUDP)
-		if err != nil {
+		if s.udp, err = listen(s.cfg.UDPPort, s.openUDP); err != nil {
 			return fmt.Errorf("listen on UDP :%d: %w", s.cfg.UDPPort, err)
-		}
-		for _, l := range opened {
-			s.udp = append(s.udp, &udpListener{listener: l})
 		}
 		return nil
 	})

@@ -123,7 +123,7 @@ const probeResend = 100 * time.Millisecond
 // probeUDP sends a datagram to l from a socket whose address l knows. While all
 // is well it's the same one each time: a new one would be a new flow for the
 // kernel to track.
-func (s *Server) probeUDP(ctx context.Context, l *udpListener) error {
+func (s *Server) probeUDP(ctx context.Context, l *listener) error {
 	if l.prober == nil {
 		c, err := s.dialers.own.DialUDP(context.Background(), "udp", netip.AddrPort{}, netip.AddrPortFrom(loopback(l.family), l.port))
 		if absent(err) {
@@ -144,7 +144,7 @@ func (s *Server) probeUDP(ctx context.Context, l *udpListener) error {
 }
 
 // closeProber closes the socket of l's probes; the next one opens another.
-func (l *udpListener) closeProber() {
+func (l *listener) closeProber() {
 	l.probe.Store(nil)
 	if l.prober != nil {
 		l.prober.Close()

@@ -36,7 +36,7 @@ type Server struct {
 	udpBudget *budget
 	tcp       []*listener
 	loops     []*loop
-	udp       []*udpListener
+	udp       []*listener
 	workers   []*udpWorker
 	records   *records       // nil where nothing outlives this process
 	tookOver  int64          // when TakeOver began, in nanoseconds since epoch; 0 without
@@ -318,10 +318,7 @@ func (s *Server) closeAll() {
 			w.release()
 		}
 	}
-	for _, l := range s.tcp {
-		l.close()
-	}
-	for _, l := range s.udp {
+	for _, l := range slices.Concat(s.tcp, s.udp) {
 		l.close()
 	}
 	if s.pipes != nil {

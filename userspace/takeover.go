@@ -72,7 +72,7 @@ func (s *Server) inherit(row *handover.Listener, f inherited) error {
 	case service.TCP:
 		s.tcp = append(s.tcp, l)
 	case service.UDP:
-		s.udp = append(s.udp, &udpListener{listener: l})
+		s.udp = append(s.udp, l)
 		port, sockets = s.cfg.UDPPort, len(row.Files)
 		if first := s.udp[0].fds; len(first) > 0 {
 			sockets = len(first)

@@ -138,7 +138,7 @@ func (w *udpWorker) socket(f service.Family) int {
 const receivesAtOnce = 2
 
 // serve receives from a listener's socket and forwards what came.
-func (w *udpWorker) serve(l *udpListener) {
+func (w *udpWorker) serve(l *listener) {
 	for range receivesAtOnce {
 		n, err := w.in.receive(l.fds[w.number], 0, batchSize, true)
 		if err != nil {
@@ -160,7 +160,7 @@ func (w *udpWorker) serve(l *udpListener) {
 }
 
 // accept gives the datagram in a slot to its session, and opens one if there is none.
-func (w *udpWorker) accept(l *udpListener, slot int) {
+func (w *udpWorker) accept(l *listener, slot int) {
 	data, whole := w.in.bytes(slot)
 	k, in, hops, ok := keyOf(&w.in.names[slot], w.in.oob(slot))
 	if !ok || !whole {
