@@ -3,7 +3,6 @@ package config
 import (
 	"errors"
 	"fmt"
-	"io/fs"
 	"slices"
 	"strings"
 
@@ -32,7 +31,7 @@ type File struct {
 func Read(name string) (*File, error) {
 	data, err := strict.Read(name)
 	if err != nil {
-		return nil, fmt.Errorf("--config: read %s: %w", name, cause(err))
+		return nil, fmt.Errorf("--config: read %s: %w", name, strict.Cause(err))
 	}
 	return Parse(name, data)
 }
@@ -163,12 +162,4 @@ func split(err error) []error {
 		return many.Unwrap()
 	}
 	return []error{err}
-}
-
-// cause is err without the operation and the path, which the message names.
-func cause(err error) error {
-	if p, ok := errors.AsType[*fs.PathError](err); ok {
-		return p.Err
-	}
-	return err
 }

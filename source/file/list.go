@@ -68,15 +68,6 @@ func gone(err error) bool {
 	return errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ENOTDIR)
 }
 
-// reason is err without the operation and the path, which the message names.
-func reason(err error) string {
-	var p *fs.PathError
-	if errors.As(err, &p) {
-		return p.Err.Error()
-	}
-	return err.Error()
-}
-
 // signature differs, without reading the file, where its content may: unless a change
 // came less than racy after the last, as times of files are coarse.
 type signature struct {

@@ -100,7 +100,7 @@ func (s *store) known(path string) (out []found) {
 func (s *store) setPath(path string, err error) bool {
 	was, known := s.state[path]
 	s.state[path] = pathState{seen: was.seen || err == nil, err: err}
-	return !known || (was.err == nil) != (err == nil) || err != nil && reason(was.err) != reason(err)
+	return !known || (was.err == nil) != (err == nil) || err != nil && strict.Cause(was.err).Error() != strict.Cause(err).Error()
 }
 
 // read reads one file if it may have changed, and reports whether it did.
@@ -138,7 +138,7 @@ func (s *store) read(f found, all bool) bool {
 // unreadable records that m can't be read. A link that leads nowhere is a file
 // that is gone; anything else keeps what is in force.
 func (s *store) unreadable(name string, m *manifestFile, err error) bool {
-	problem := Problem{File: name, Message: reason(err)}
+	problem := Problem{File: name, Message: strict.Cause(err).Error()}
 	if !m.read && len(m.problems) == 1 && m.problems[0] == problem {
 		return false
 	}
@@ -219,7 +219,7 @@ func (s *store) status(problems []Problem) []source.Status {
 		st := s.state[path]
 		one := source.Status{Name: path, Synced: st.seen}
 		if st.err != nil {
-			one.Errors = append(one.Errors, Problem{File: path, Message: reason(st.err)}.String())
+			one.Errors = append(one.Errors, Problem{File: path, Message: strict.Cause(st.err).Error()}.String())
 		}
 		for _, p := range problems {
 			if f := s.files[p.File]; f != nil && f.path == path {

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"strings"
@@ -87,4 +88,12 @@ func Read(name string) ([]byte, error) {
 		return nil, fmt.Errorf("larger than the %d MiB that a file may have: split it into several files", MaxFileSize>>20)
 	}
 	return data, nil
+}
+
+// Cause returns err without the operation and the path, for messages that name the file.
+func Cause(err error) error {
+	if p, ok := errors.AsType[*fs.PathError](err); ok {
+		return p.Err
+	}
+	return err
 }
