@@ -28,9 +28,6 @@ const (
 	eventPause = 2 * time.Millisecond
 )
 
-// groupDestroy is NFNLGRP_CONNTRACK_DESTROY of linux/netfilter/nfnetlink.h.
-const groupDestroy = 3
-
 // Listener receives the ends of flows whose destination was rewritten. It is
 // bound to the network namespace of the thread that called [Subscribe], and
 // buffers from then on.
@@ -59,7 +56,7 @@ func Subscribe() (*Listener, error) {
 		err = l.SkipClosed(0)
 	}
 	if err == nil {
-		err = unix.SetsockoptInt(socket.FD, unix.SOL_NETLINK, unix.NETLINK_ADD_MEMBERSHIP, groupDestroy)
+		err = unix.SetsockoptInt(socket.FD, unix.SOL_NETLINK, unix.NETLINK_ADD_MEMBERSHIP, unix.NFNLGRP_CONNTRACK_DESTROY)
 	}
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("subscribe to conntrack events: %w", err), l.Close())

@@ -246,16 +246,9 @@ func (x *tcpConn) memory() int {
 // memory returns how many bytes the kernel holds for the socket (SO_MEMINFO): received and not
 // read, and sent and not acknowledged.
 func (s *side) memory() int {
-	var info [skMeminfoVars]uint32
+	var info [unix.SK_MEMINFO_VARS]uint32
 	if s.fd < 0 || sysAskOption(s.fd, unix.SOL_SOCKET, unix.SO_MEMINFO, &info) != 0 {
 		return 0
 	}
-	return int(info[skMeminfoReceived]) + int(info[skMeminfoQueued])
+	return int(info[unix.SK_MEMINFO_RMEM_ALLOC]) + int(info[unix.SK_MEMINFO_WMEM_QUEUED])
 }
-
-// Some of enum sk_meminfo in include/uapi/linux/sock_diag.h.
-const (
-	skMeminfoReceived = 0 // SK_MEMINFO_RMEM_ALLOC
-	skMeminfoQueued   = 5 // SK_MEMINFO_WMEM_QUEUED
-	skMeminfoVars     = 9
-)
