@@ -279,18 +279,19 @@ func (c *computation) reusable(was *Service, entry uint64) bool {
 // settle makes the Service of a service port, without its data plane and
 // state, and the facts that these are decided by.
 func (c *computation) settle(p *service.Port, eps []service.Endpoint, entry uint64) (*Service, facts) {
-	s := &Service{Port: p, entry: entry, Excluded: c.exclude(p, eps)}
+	s := &Service{Port: p, entry: entry}
+	f := facts{qualified: reasonQualified}
+	s.Endpoints, f.flaps = c.rows(p, eps)
+	s.exclude()
 	s.Frontends = c.frontends(p, s.Excluded)
 	a, inexpressible := c.choosePlane(s)
-	f := facts{inexpressible: inexpressible}
-	f.qualified = reasonQualified
+	f.inexpressible = inexpressible
 	if s.Kernel != c.kernel.preferred() {
 		f.qualified += " (" + string(s.Kernel) + ": " + s.KernelReason + ")"
 	}
 	if over := c.in.Caps.PassedOver; over != "" && s.Kernel != None && c.in.Policy.Mode == ModeAuto {
 		s.KernelReason += "; " + over
 	}
-	s.Endpoints, f.flaps = c.rows(p, eps)
 	if len(s.Frontends) == 0 && s.Excluded != [2]bool{} {
 		f.left, f.inexpressible = c.leave(s), ""
 		s.KernelReason, s.Degraded, s.Scheduler, s.Problems = "", "", "", slices.Clone(p.Problems)
@@ -303,10 +304,10 @@ func (c *computation) settle(p *service.Port, eps []service.Endpoint, entry uint
 		}
 		f.refused, f.refusal = CauseUnservable, "SCTP can't be served in userspace; "+c.kernel.why
 	} else {
-		f.panic = c.fillGroups(s, eps, a)
+		f.panic = c.fillGroups(s, a)
 		f.refused, f.refusal = refusal(s)
 	}
-	s.Problems = c.problems(s, eps, a)
+	s.Problems = c.problems(s, a)
 	c.keepFromOwnAddress(s, &f, a)
 	c.keepFromForwarding(s, &f)
 	s.KernelHash = kernelHash(s, &c.in.Policy, a)
@@ -317,9 +318,8 @@ func (c *computation) settle(p *service.Port, eps []service.Endpoint, entry uint
 
 // fillGroups fills the groups that frontends use and sets the verdicts. It
 // returns what there is to say about panic.
-func (c *computation) fillGroups(s *Service, eps []service.Endpoint, a *Abilities) string {
+func (c *computation) fillGroups(s *Service, a *Abilities) string {
 	var said string
-	ours := c.ours(eps)
 	for _, fam := range service.Families {
 		var useCluster, useLocal bool
 		for i := range s.Frontends {
@@ -331,7 +331,7 @@ func (c *computation) fillGroups(s *Service, eps []service.Endpoint, a *Abilitie
 		if !useCluster && !useLocal {
 			continue
 		}
-		sel := selectEndpoints(ours, fam, c.node)
+		sel := selectEndpoints(s.Endpoints, fam, c.node)
 		g := &s.Groups[fam]
 		var clusterPanic, localPanic string
 		if useCluster {
@@ -341,7 +341,7 @@ func (c *computation) fillGroups(s *Service, eps []service.Endpoint, a *Abilitie
 			g.Local, localPanic = c.group(s, sel.local, a)
 		}
 		said = cmp.Or(said, clusterPanic, localPanic)
-		somewhere := slices.ContainsFunc(sel.anywhere, func(i int) bool { return eps[i].Weight > 0 })
+		somewhere := slices.ContainsFunc(sel.anywhere, func(i int) bool { return s.Endpoints[i].Weight > 0 })
 		for i := range s.Frontends {
 			if f := &s.Frontends[i]; f.Family == fam {
 				f.Verdict = verdict(f, g, somewhere)

@@ -23,30 +23,28 @@ type selection struct {
 // the Cluster list holds the ready endpoints that pass the topology hints, or
 // where there is none, all that still serve while they terminate; the Local
 // list holds the ready endpoints on this node whatever their hints, or where
-// there is none, those on this node that serve while they terminate.
-func selectEndpoints(eps []service.Endpoint, f service.Family, node service.Node) selection {
-	topology := topologyOf(eps, f, node)
+// there is none, those on this node that serve while they terminate. Those that
+// another proxy serves count for nothing.
+func selectEndpoints(rows []Endpoint, f service.Family, node service.Node) selection {
+	topology := topologyOf(rows, f, node)
 	var s selection
 	var terminating, localTerminating []int
-	for i := range eps {
-		e := &eps[i]
-		if service.FamilyOf(e.Address.Addr()) != f {
-			continue
-		}
-		local := isLocal(e, node)
+	for i := range rows {
+		e := &rows[i]
 		switch {
+		case e.Excluded || service.FamilyOf(e.Address.Addr()) != f:
 		case e.Ready:
 			s.anywhere = append(s.anywhere, i)
-			if topology.allows(e, node) {
+			if topology.allows(e.Endpoint, node) {
 				s.cluster = append(s.cluster, i)
 			}
-			if local {
+			if e.Local {
 				s.local = append(s.local, i)
 			}
 		case e.Serving && e.Terminating:
 			s.anywhere = append(s.anywhere, i)
 			terminating = append(terminating, i)
-			if local {
+			if e.Local {
 				localTerminating = append(localTerminating, i)
 			}
 		}
@@ -58,10 +56,6 @@ func selectEndpoints(eps []service.Endpoint, f service.Family, node service.Node
 		s.local = localTerminating
 	}
 	return s
-}
-
-func isLocal(e *service.Endpoint, node service.Node) bool {
-	return e.Node != "" && e.Node == node.Name
 }
 
 // topology says which hints of the endpoints are in force.
@@ -79,12 +73,12 @@ const (
 // else none. One endpoint without a hint means that the controller is about
 // to add or to withdraw hints, and following a part of them would overload
 // the endpoints that have them.
-func topologyOf(eps []service.Endpoint, f service.Family, node service.Node) topology {
+func topologyOf(rows []Endpoint, f service.Family, node service.Node) topology {
 	allNode, allZone := true, true
 	forNode, forZone := false, false
-	for i := range eps {
-		e := &eps[i]
-		if !e.Ready || service.FamilyOf(e.Address.Addr()) != f {
+	for i := range rows {
+		e := &rows[i]
+		if !e.Ready || e.Excluded || service.FamilyOf(e.Address.Addr()) != f {
 			continue
 		}
 		allNode = allNode && len(e.NodeHints()) > 0
@@ -127,7 +121,8 @@ func (c *computation) rows(p *service.Port, eps []service.Endpoint) ([]Endpoint,
 	for i := range eps {
 		st := c.in.Health.Of(p, eps[i].Address)
 		rows[i] = Endpoint{
-			Endpoint: &eps[i], Probed: &unprobed, Local: isLocal(&eps[i], c.node), Excluded: c.in.Policy.excluded(eps[i].Address.Addr()),
+			Endpoint: &eps[i], Probed: &unprobed, Local: eps[i].Node != "" && eps[i].Node == c.node.Name,
+			Excluded: contains(c.in.Policy.ExcludeCIDRs, eps[i].Address.Addr()),
 		}
 		if p := (Probed{Health: st.Status.String(), Since: st.Since, Error: st.LastError, Ejected: c.ejected(p, eps[i].Address)}); p != unprobed {
 			if probed == nil {
@@ -258,27 +253,25 @@ func panicText(total int) string {
 // there it is served with the others. One without endpoints is nobody else's
 // for certain, and is refused like every other.
 
-// excluded reports whether another proxy serves endpoints at a.
-func (p *Policy) excluded(a netip.Addr) bool { return contains(p.ExcludeCIDRs, a) }
-
-// exclude returns the families in which p is left to another proxy.
-func (c *computation) exclude(p *service.Port, eps []service.Endpoint) (out [2]bool) {
-	if len(c.in.Policy.ExcludeCIDRs) == 0 {
-		return out
-	}
-	has := families(p)
-	var all, theirs [2]int
-	for i := range eps {
-		f := service.FamilyOf(eps[i].Address.Addr())
+// others counts the endpoints of s by family, and those that another proxy serves.
+func (s *Service) others() (all, theirs [2]int) {
+	for i := range s.Endpoints {
+		e := &s.Endpoints[i]
+		f := service.FamilyOf(e.Address.Addr())
 		all[f]++
-		if c.in.Policy.excluded(eps[i].Address.Addr()) {
+		if e.Excluded {
 			theirs[f]++
 		}
 	}
-	for _, f := range service.Families {
-		out[f] = has[f] && all[f] > 0 && theirs[f] == all[f]
+	return all, theirs
+}
+
+// exclude notes the families in which s is left to another proxy.
+func (s *Service) exclude() {
+	all, theirs := s.others()
+	for f, has := range families(s.Port) {
+		s.Excluded[f] = has && all[f] > 0 && theirs[f] == all[f]
 	}
-	return out
 }
 
 // Left returns the addresses at which another proxy serves s, but for node ports.
@@ -291,22 +284,6 @@ func (s *Service) Left() (out []netip.AddrPort) {
 			out = append(out, at.address)
 		}
 	})
-	return out
-}
-
-// ours returns eps with those that another proxy serves as if they weren't ready,
-// which nothing chooses and no topology counts.
-func (c *computation) ours(eps []service.Endpoint) []service.Endpoint {
-	excluded := func(e service.Endpoint) bool { return c.in.Policy.excluded(e.Address.Addr()) }
-	if !slices.ContainsFunc(eps, excluded) {
-		return eps
-	}
-	out := slices.Clone(eps)
-	for i := range out {
-		if excluded(out[i]) {
-			out[i].Ready, out[i].Serving, out[i].Terminating = false, false, false
-		}
-	}
 	return out
 }
 
@@ -336,21 +313,13 @@ func (c *computation) leftToOthers(s *Service) []string {
 		return nil
 	}
 	var out []string
+	all, theirs := s.others()
 	for _, f := range service.Families {
-		theirs, all := 0, 0
-		for i := range s.Endpoints {
-			if e := &s.Endpoints[i]; service.FamilyOf(e.Address.Addr()) == f {
-				all++
-				if e.Excluded {
-					theirs++
-				}
-			}
-		}
 		switch networks := joinedText(c.theirNetworks(s, f)); {
 		case s.Excluded[f]:
 			out = append(out, fmt.Sprintf("%s is left to another proxy: all its %s endpoints are in %s", familyText(f), familyText(f), networks))
-		case theirs > 0:
-			out = append(out, fmt.Sprintf("%d of its %d %s endpoints are another proxy's, in %s: it is served with the others only", theirs, all, familyText(f), networks))
+		case theirs[f] > 0:
+			out = append(out, fmt.Sprintf("%d of its %d %s endpoints are another proxy's, in %s: it is served with the others only", theirs[f], all[f], familyText(f), networks))
 		}
 	}
 	return out

@@ -107,7 +107,7 @@ func HealthPorts(p *Plan) []HealthPort {
 		last = s.Port
 		for f, has := range families(s.Port) {
 			if has {
-				counts[f].add(&p.Policy, s, service.Family(f))
+				counts[f].add(s, service.Family(f), len(p.Policy.ExcludeCIDRs) > 0)
 			}
 		}
 	}
@@ -132,20 +132,11 @@ type healthCount struct {
 	addresses map[netip.Addr]bool
 }
 
-func (h *healthCount) add(policy *Policy, s *Service, f service.Family) {
-	all, own := 0, 0
+// add adds a port of the Service; another says that there may be another proxy.
+func (h *healthCount) add(s *Service, f service.Family, another bool) {
 	for i := range s.Endpoints {
 		e := &s.Endpoints[i]
-		a := e.Address.Addr()
-		if service.FamilyOf(a) != f {
-			continue
-		}
-		all++
-		if policy.excluded(a) {
-			continue
-		}
-		own++
-		if e.Local && e.Ready && !e.Terminating {
+		if a := e.Address.Addr(); service.FamilyOf(a) == f && !e.Excluded && e.Local && e.Ready && !e.Terminating {
 			if h.addresses == nil {
 				h.addresses = map[netip.Addr]bool{}
 			}
@@ -154,7 +145,8 @@ func (h *healthCount) add(policy *Policy, s *Service, f service.Family) {
 	}
 	// Without any endpoint, kproxy can't tell whose the Service is. Where there is another
 	// proxy, the port is left to it: a load balancer takes a refusal as it takes a 503.
-	h.served = h.served || own > 0 || all == 0 && len(policy.ExcludeCIDRs) == 0
+	all, theirs := s.others()
+	h.served = h.served || theirs[f] < all[f] || all[f] == 0 && !another
 }
 
 // settleHealthPorts sorts ports and says of those that can't be answered why:

@@ -11,7 +11,7 @@ import (
 
 // problems says what is wrong with p's specification, or isn't what its
 // author may believe.
-func (c *computation) problems(s *Service, eps []service.Endpoint, a *Abilities) []string {
+func (c *computation) problems(s *Service, a *Abilities) []string {
 	p := s.Port
 	out := slices.Concat(p.Problems, c.in.Health.Defaults().Refused(p.Health))
 	out = append(out, c.conflicts.sentences(p)...)
@@ -31,7 +31,7 @@ func (c *computation) problems(s *Service, eps []service.Endpoint, a *Abilities)
 			out = append(out, fmt.Sprintf("its source ranges don't restrict %s clients: none of them is %s", familyText(f), familyText(f)))
 		}
 	}
-	if p.Algorithm == service.RoundRobin && weighted(eps) {
+	if p.Algorithm == service.RoundRobin && weighted(s.Endpoints) {
 		text := "its weights have no effect"
 		if !a.weightless(s) {
 			text += " in userspace"
@@ -70,10 +70,10 @@ func unrestricted(p *service.Port, f service.Family) bool {
 }
 
 // weighted reports whether two endpoints that take connections differ in weight.
-func weighted(eps []service.Endpoint) bool {
+func weighted(rows []Endpoint) bool {
 	var first uint16
-	for i := range eps {
-		w := eps[i].Weight
+	for i := range rows {
+		w := rows[i].Weight
 		if first == 0 {
 			first = w
 		}
