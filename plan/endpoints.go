@@ -231,12 +231,7 @@ func (c *computation) group(s *Service, chosen []int, a *Abilities) ([]Backend, 
 
 // takesConnections reports whether a new connection has somewhere to go.
 func takesConnections(group []Backend) bool {
-	for i := range group {
-		if group[i].Weight > 0 {
-			return true
-		}
-	}
-	return false
+	return slices.ContainsFunc(group, func(b Backend) bool { return b.Weight > 0 })
 }
 
 func panicText(total int) string {
@@ -290,7 +285,7 @@ func (s *Service) Left() (out []netip.AddrPort) {
 // leave makes s one that is wholly left to another proxy, and returns why.
 func (c *computation) leave(s *Service) string {
 	s.Kernel = None
-	return "left to another proxy: all its endpoints are in " + joinedText(c.theirNetworks(s, service.IPv4, service.IPv6))
+	return "left to another proxy: all its endpoints are in " + joined(c.theirNetworks(s, service.IPv4, service.IPv6), netip.Prefix.String)
 }
 
 // theirNetworks are the excluded networks that endpoints of s in the given
@@ -315,7 +310,7 @@ func (c *computation) leftToOthers(s *Service) []string {
 	var out []string
 	all, theirs := s.others()
 	for _, f := range service.Families {
-		switch networks := joinedText(c.theirNetworks(s, f)); {
+		switch networks := joined(c.theirNetworks(s, f), netip.Prefix.String); {
 		case s.Excluded[f]:
 			out = append(out, fmt.Sprintf("%s is left to another proxy: all its %s endpoints are in %s", familyText(f), familyText(f), networks))
 		case theirs[f] > 0:

@@ -18,15 +18,7 @@ import (
 
 // Detects reports whether anything tells pods of family f from other clients.
 func (p *Policy) Detects(f service.Family) bool {
-	if p.DetectsInterface() {
-		return true
-	}
-	for _, c := range p.PodCIDRs {
-		if service.FamilyOf(c.Addr()) == f {
-			return true
-		}
-	}
-	return false
+	return p.DetectsInterface() || slices.ContainsFunc(p.PodCIDRs, func(n netip.Prefix) bool { return service.FamilyOf(n.Addr()) == f })
 }
 
 // DetectsInterface reports whether pods are known by the interface that their
@@ -62,7 +54,7 @@ func (p *Policy) Detector() Capability {
 	case p.PodInterfacePrefix != "":
 		c.Reason = "pods' packets come in on interfaces whose names begin with " + p.PodInterfacePrefix
 	case len(p.PodCIDRs) > 0:
-		c.Reason = "pods have addresses in " + joinedText(p.PodCIDRs)
+		c.Reason = "pods have addresses in " + joined(p.PodCIDRs, netip.Prefix.String)
 	default:
 		c.Supported = false
 		c.Reason = "nothing tells pods from other clients, so no client is masqueraded towards cluster addresses, and a traffic policy Local holds for pods too: "
@@ -73,15 +65,6 @@ func (p *Policy) Detector() Capability {
 		}
 	}
 	return c
-}
-
-// joinedText lists networks: "a", "a and b".
-func joinedText(ps []netip.Prefix) string {
-	out := make([]string, len(ps))
-	for i, p := range ps {
-		out[i] = p.String()
-	}
-	return strings.Join(out, " and ")
 }
 
 // of returns p with what it takes from the Node object and the ServiceCIDRs filled in.
@@ -185,7 +168,7 @@ func (c *computation) nowhere(s *Service) []string {
 			!slices.ContainsFunc(p.NodeAddresses, func(a netip.Addr) bool { return service.FamilyOf(a) == f.Family }) {
 			continue
 		}
-		why := "none is in " + joinedText(within)
+		why := "none is in " + joined(within, netip.Prefix.String)
 		if len(within) == 0 {
 			why = "its Node object has none"
 		}

@@ -148,10 +148,11 @@ func (c *computation) forwardingText(fams []service.Family) string {
 	return names + verb + " off on this node (" + reasons + ")"
 }
 
-func joined(fams []service.Family, text func(service.Family) string) string {
-	out := make([]string, len(fams))
-	for i, f := range fams {
-		out[i] = text(f)
+// joined lists things by their texts: "a", "a and b".
+func joined[T any](all []T, text func(T) string) string {
+	out := make([]string, len(all))
+	for i, x := range all {
+		out[i] = text(x)
 	}
 	return strings.Join(out, " and ")
 }
