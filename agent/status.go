@@ -26,10 +26,11 @@ func (a *Agent) Status() plan.Status {
 	if p == nil {
 		return st
 	}
-	st.Services = p.Rows(now)
+	st.Services = make([]plan.ServiceStatus, len(p.Services))
 	meters := a.meters.of(a, p)
 	for i, s := range p.Services {
 		row := &st.Services[i]
+		*row = s.Row(now)
 		a.addCounters(row, &meters[i], s.Port.Key)
 		a.addChecks(row, s.Port)
 		if pace := a.prober.Pace(s.Port.Namespace); pace > 1 && a.health.Fill(s.Port.Health, s.Port.Protocol).Kind != service.CheckOff {

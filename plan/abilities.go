@@ -215,23 +215,13 @@ func chooseKernel(m Mode, planes []Abilities) kernelChoice {
 			k.planes = append(k.planes, a)
 		}
 	}
-	switch len(k.planes) {
-	case 0:
-		k.only = ""
-	case 1:
+	if len(k.planes) > 0 {
 		k.why = ""
-	default:
-		k.why, k.only = "", ""
+	}
+	if len(k.planes) != 1 {
+		k.only = ""
 	}
 	return k
-}
-
-// preferred is the first data plane; None if there is none.
-func (k *kernelChoice) preferred() DataPlane {
-	if len(k.planes) == 0 {
-		return None
-	}
-	return k.planes[0].Plane
 }
 
 func (k *kernelChoice) names() []DataPlane {

@@ -286,7 +286,7 @@ func (c *computation) settle(p *service.Port, eps []service.Endpoint, entry uint
 	s.Frontends = c.frontends(p, s.Excluded)
 	a, inexpressible := c.choosePlane(s)
 	f.inexpressible = inexpressible
-	if s.Kernel != c.kernel.preferred() {
+	if len(c.kernel.planes) > 0 && s.Kernel != c.kernel.planes[0].Plane {
 		f.qualified += " (" + string(s.Kernel) + ": " + s.KernelReason + ")"
 	}
 	if over := c.in.Caps.PassedOver; over != "" && s.Kernel != None && c.in.Policy.Mode == ModeAuto {

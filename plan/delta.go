@@ -52,13 +52,7 @@ func Between(old, p *Plan) Delta {
 // Then returns the Delta from where d begins to where next ends.
 func (d Delta) Then(next Delta) Delta {
 	a, b := d.Changes, next.Changes
-	switch {
-	case len(a) == 0:
-		return Delta{d.Full || next.Full, b}
-	case len(b) == 0:
-		return Delta{d.Full || next.Full, a}
-	}
-	out := Delta{Full: d.Full || next.Full, Changes: make([]Change, 0, len(a)+len(b))}
+	out := Delta{Full: d.Full || next.Full}
 	for i, j := range service.Merge(len(a), len(b), func(i, j int) int { return a[i].Key().Compare(b[j].Key()) }) {
 		c := Change{}
 		switch {

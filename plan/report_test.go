@@ -64,7 +64,7 @@ func TestRow(t *testing.T) {
 	w.in.Observed.Carried[port("b").Key] = 1
 	w.health("a", "10.0.0.1", health.Up, t0)
 	p := w.compute()
-	rows := p.Rows(t0.Add(4 * time.Second))
+	at := t0.Add(4 * time.Second)
 	want := ServiceStatus{
 		Namespace: "ns", Name: "a", Protocol: "TCP",
 		Addresses: []netip.AddrPort{netip.MustParseAddrPort("10.1.0.1:80"), netip.MustParseAddrPort("10.96.0.1:80")},
@@ -76,10 +76,10 @@ func TestRow(t *testing.T) {
 			{Address: endpoint("10.0.0.2").Address, Node: "n2", Terminating: true, Health: "unknown"},
 		},
 	}
-	if diff := cmp.Diff(want, rows[0], compareAddrs); diff != "" {
+	if diff := cmp.Diff(want, p.Services[0].Row(at), compareAddrs); diff != "" {
 		t.Errorf("row (-want +got):\n%s", diff)
 	}
-	if got := rows[1].QualifiesInSeconds; got != 6 {
+	if got := p.Services[1].Row(at).QualifiesInSeconds; got != 6 {
 		t.Errorf("qualifies in %v s, want 6", got)
 	}
 }

@@ -250,18 +250,8 @@ type Event struct {
 	Move Move `json:"move,omitempty"`
 }
 
-// Rows returns a row for every service port as of now, without the counters,
-// which the data planes have.
-func (p *Plan) Rows(now time.Time) []ServiceStatus {
-	out := make([]ServiceStatus, len(p.Services))
-	for i, s := range p.Services {
-		out[i] = s.Row(now)
-	}
-	return out
-}
-
-// Row returns the status of s as of now, without the counters. Its endpoints
-// are in the order of s.Endpoints.
+// Row returns the status of s as of now, without the counters, which the data
+// planes have. Its endpoints are in the order of s.Endpoints.
 func (s *Service) Row(now time.Time) ServiceStatus {
 	row := ServiceStatus{Addresses: []netip.AddrPort{}, Endpoints: make([]EndpointStatus, 0, len(s.Endpoints))}
 	s.Fill(&row, now)
