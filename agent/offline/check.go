@@ -35,14 +35,13 @@ func Check(paths []string, name string) (CheckReport, error) {
 	for _, p := range problems {
 		r.Problems = append(r.Problems, p.String())
 	}
-	ds := node.DriversOf(config.Default())
+	cfg := config.Default()
+	ds := node.DriversOf(cfg)
 	driver := ds[len(ds)-1]
 	driver.Assume()
 	abilities := driver.Abilities(nil, time.Time{})
-	last := abilities[len(abilities)-1].Plane // which needs nothing of the host that manifests could be wrong about
-	p, _ := plan.Compute(nil, plan.Inputs{
-		Now: time.Now(), Snapshot: snapshot, Policy: renderPolicy(RenderOptions{Mode: plan.Mode(last)}), Caps: plan.Caps{Planes: abilities},
-	})
+	cfg.Mode = string(abilities[len(abilities)-1].Plane) // which needs nothing of the host that manifests could be wrong about
+	p, _ := plan.Compute(nil, plan.Inputs{Now: time.Now(), Snapshot: snapshot, Policy: node.PolicyOf(cfg), Caps: plan.Caps{Planes: abilities}})
 	for _, s := range p.Services {
 		r.Endpoints += len(s.Endpoints)
 		for _, p := range s.Problems {

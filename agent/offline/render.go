@@ -23,30 +23,20 @@ import (
 
 // RenderOptions says what `kproxy render` renders.
 type RenderOptions struct {
-	Mode      plan.Mode
-	Manifests []string
-	Node      string
-	// Config is what `kproxy run` would be told besides; nil for its defaults.
-	Config *config.Config
+	Config config.Config // what `kproxy run` would be told
+	Node   string
 	// Firewalled: as on a host with a firewall to which mode auto yields; see [node.Drivers.Probe].
 	Firewalled bool
 }
 
-func (o *RenderOptions) config() config.Config {
-	if o.Config != nil {
-		return *o.Config
-	}
-	return config.Default()
-}
-
 // load reads what Services come from: manifests, or the Kubernetes API, which is asked once.
 func (o *RenderOptions) load(ctx context.Context) (*service.Snapshot, error) {
-	if c := o.config(); c.Kubernetes() {
+	if o.Config.Kubernetes() {
 		ctx, cancel := context.WithTimeout(ctx, clusterTimeout)
 		defer cancel()
-		return kube.Read(ctx, node.KubeConfig(&c, o.Node, "kproxy", slog.New(slog.DiscardHandler)))
+		return kube.Read(ctx, node.KubeConfig(&o.Config, o.Node, "kproxy", slog.New(slog.DiscardHandler)))
 	}
-	snapshot, problems, err := file.Load(o.Manifests, o.Node)
+	snapshot, problems, err := file.Load(o.Config.Manifests, o.Node)
 	if err == nil && len(problems) > 0 {
 		err = fmt.Errorf("%s (kproxy check prints every problem)", problems[0])
 	}
@@ -64,16 +54,14 @@ func Render(ctx context.Context, o RenderOptions) ([]kernel.Section, error) {
 	if err != nil {
 		return nil, err
 	}
-	policy := renderPolicy(o)
+	policy := node.PolicyOf(o.Config)
 	addresses, assumed := nodeAddresses(snapshot.Node())
 	policy.NodeAddresses = addresses
-	cfg := o.config()
-	ds := node.DriversOf(cfg)
 	var dropping []string
 	if o.Firewalled {
 		dropping = []string{"a firewall"}
 	}
-	driver := ds.Assume(o.Mode, &cfg, dropping...)
+	driver := node.DriversOf(o.Config).Assume(policy.Mode, &o.Config, dropping...)
 	caps := plan.Caps{Planes: driver.Abilities(nil, time.Time{})}
 	p, _ := plan.Compute(nil, plan.Inputs{Now: time.Unix(0, 0).UTC(), Snapshot: snapshot, Policy: policy, Caps: caps})
 	sections := append([]kernel.Section{{Name: "plan", Text: planText(p)}}, driver.Render(p, o.settings())...)
@@ -87,16 +75,9 @@ func Render(ctx context.Context, o RenderOptions) ([]kernel.Section, error) {
 
 // settings returns the settings that `kproxy run` would have.
 func (o *RenderOptions) settings() kernel.Settings {
-	c := o.config()
-	s := node.SettingsOf(&c)
-	s.TCPPort, s.UDPPort = uint16(c.ListenTCPPort), uint16(c.ListenUDPPort)
+	s := node.SettingsOf(&o.Config)
+	s.TCPPort, s.UDPPort = uint16(o.Config.ListenTCPPort), uint16(o.Config.ListenUDPPort)
 	return s
-}
-
-func renderPolicy(o RenderOptions) plan.Policy {
-	p := node.PolicyOf(o.config())
-	p.Mode = o.Mode
-	return p
 }
 
 // nodeAddresses returns the addresses on which n's node ports answer: its own, or
@@ -201,18 +182,17 @@ func RenderDiff(ctx context.Context, o RenderOptions) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	cfg := o.config()
+	policy := node.PolicyOf(o.Config)
 	// In a container that may not make one, such as those of deploy/, there is a kproxy to compare with, which has
 	// tried the same on the host itself.
 	apart := kernel.Apart(func() error { return nil }) == nil
-	host, err := node.DriversOf(cfg).Probe(ctx, o.Mode, &cfg, apart)
+	host, err := node.DriversOf(o.Config).Probe(ctx, policy.Mode, &o.Config, apart)
 	if err == nil {
-		err = cmp.Or(host.Missing, node.Missing(host.Driver, o.Mode)) // without permission nothing else is known
+		err = cmp.Or(host.Missing, node.Missing(host.Driver, policy.Mode)) // without permission nothing else is known
 	}
 	if err != nil {
 		return "", err
 	}
-	policy := renderPolicy(o)
 	n := node.Networks{Host: host.Facts}
 	if _, err := n.Read(slog.New(slog.DiscardHandler)); err != nil {
 		return "", fmt.Errorf("look up this node's addresses: %w", err)

@@ -56,9 +56,8 @@ func TestRenderOfACluster(t *testing.T) {
 	if err := os.WriteFile(kubeconfig, []byte(text), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	cfg := config.Default()
-	cfg.Kubeconfig = kubeconfig
-	o := RenderOptions{Mode: plan.ModeNFTables, Node: "node", Config: &cfg}
+	o := RenderOptions{Config: config.Default(), Node: "node"}
+	o.Config.Kubeconfig, o.Config.Mode = kubeconfig, string(plan.ModeNFTables)
 	got, err := RenderText(t.Context(), o)
 	if err != nil {
 		t.Fatal(err)

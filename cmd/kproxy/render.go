@@ -10,7 +10,6 @@ import (
 
 	"kproxy.dev/kproxy/agent/offline"
 	"kproxy.dev/kproxy/config"
-	"kproxy.dev/kproxy/plan"
 )
 
 func renderCommand() *cli.Command {
@@ -36,7 +35,7 @@ func renderCommand() *cli.Command {
 			if cfg.HostnameOverride != "" && !c.IsSet("node") {
 				node = cfg.HostnameOverride
 			}
-			options := offline.RenderOptions{Mode: plan.Mode(cfg.Mode), Manifests: cfg.Manifests, Node: node, Config: &cfg.Config}
+			options := offline.RenderOptions{Config: cfg.Config, Node: node}
 			if c.Bool("diff") {
 				return renderDiff(c, options)
 			}

@@ -76,7 +76,8 @@ func checkScenario(t *testing.T, file string) {
 	if cfg := configOf(t, archive); cfg.IPVS.Scheduler == "" {
 		sections := map[plan.Mode][]kernel.Section{}
 		for _, mode := range []plan.Mode{plan.ModeAuto, plan.ModeNFTables} {
-			s, err := offline.Render(context.Background(), offline.RenderOptions{Mode: mode, Manifests: []string{manifests}, Node: "node-1", Config: &cfg})
+			cfg.Mode, cfg.Manifests = string(mode), []string{manifests}
+			s, err := offline.Render(context.Background(), offline.RenderOptions{Config: cfg, Node: "node-1"})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -125,7 +126,8 @@ func outputs(t *testing.T, mode plan.Mode, manifests string, cfg config.Config, 
 }
 
 func rendered(t *testing.T, mode plan.Mode, manifests string, cfg config.Config) []kernel.Section {
-	sections, err := offline.Render(context.Background(), offline.RenderOptions{Mode: mode, Manifests: []string{manifests}, Node: "node-1", Config: &cfg, Firewalled: true})
+	cfg.Mode, cfg.Manifests = string(mode), []string{manifests}
+	sections, err := offline.Render(context.Background(), offline.RenderOptions{Config: cfg, Node: "node-1", Firewalled: true})
 	if err != nil {
 		t.Fatalf("mode %s: %v", mode, err)
 	}
