@@ -138,6 +138,7 @@ type Agent struct {
 	stopping atomic.Pointer[time.Time] // since when; nil before
 	yielded  atomic.Pointer[plan.Plan] // in force when all that the kernel can serve was to go there, because of a stop; nil before
 	eligible func() bool               // whether this node may be sent connections; nil says yes
+	triggers func() [2][]time.Time     // when what led to Latest happened in the cluster, once and by family; nil if the source doesn't know
 }
 
 // New returns an Agent that does nothing before Run.

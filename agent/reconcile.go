@@ -121,7 +121,10 @@ func (a *Agent) pass(ctx context.Context) (*plan.Plan, error) {
 		defer a.programmer.passing.leave()
 	}
 	start := time.Now()
-	triggers := a.triggers() // before Latest, which has at least what they led to
+	var triggers [2][]time.Time
+	if a.triggers != nil {
+		triggers = a.triggers() // before Latest, which has at least what they led to
+	}
 	old, snapshot := a.current.Load(), a.source.Latest()
 	a.figures.begun(snapshot, triggers)
 	in := a.inputs(start, old, snapshot)
@@ -193,15 +196,6 @@ func (a *Agent) commit(p *plan.Plan, d plan.Delta) {
 	a.hearing.Unlock()
 	a.figures.moves.count(d)
 	a.current.Store(p)
-}
-
-// triggers returns, by family, the times of what led to the changes since the last
-// call; none where the source doesn't know.
-func (a *Agent) triggers() (none [2][]time.Time) {
-	if s, ok := a.source.(triggered); ok {
-		return s.Triggers()
-	}
-	return none
 }
 
 // inputs gathers what Compute wants to know.

@@ -28,7 +28,7 @@ func (a *Agent) openSource() error {
 		return err
 	}
 	kube.LogTo(a.log)
-	a.source, a.record, a.eligible = k, k, k.NodeEligible
+	a.source, a.record, a.eligible, a.triggers = k, k, k.NodeEligible, k.Triggers
 	return nil
 }
 
@@ -109,13 +109,6 @@ type objects interface {
 	Status() []source.Status
 	// Reread has the source read again, whether or not it seems changed.
 	Reread()
-}
-
-// triggered is a source that knows what its changes come from.
-type triggered interface {
-	// Triggers returns, once and by family, when something happened in the cluster
-	// that is in Latest.
-	Triggers() [2][]time.Time
 }
 
 // recorder keeps events about Services where their users look for them: in the

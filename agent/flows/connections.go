@@ -209,9 +209,6 @@ func (r *Recents) remembered(k service.Key) plan.Recent {
 	if s == nil {
 		s = &recent{}
 	}
-	for i := range s.ended.list { // what most connections don't need: they are many
-		s.ended.list[i].Service = k.String()
-	}
 	return plan.Recent{Ended: slices.Clone(s.ended.list), Refused: slices.Clone(s.refused.list), Talks: slices.Clone(s.talks), Others: s.others}
 }
 
@@ -352,7 +349,7 @@ func (r *Recents) Of(k service.Key, kernel *conntrack.Accounting, user *userspac
 	}
 	out.Ended, out.Refused = newestFirst(out.Ended), newestFirst(out.Refused)
 	for _, list := range [][]plan.Ended{out.Ended, out.Refused} {
-		for i := range list {
+		for i := range list { // not as each ends: they are many
 			list[i].Service = k.String()
 		}
 	}
