@@ -365,48 +365,33 @@ func Rows(user []userspace.Connection, kernel []conntrack.Connection, planes []p
 	rows := []plan.ConnectionStatus{}
 	now := time.Now()
 	for _, c := range user {
-		rows = append(rows, userspaceRow(c, now))
+		rows = append(rows, plan.ConnectionStatus{
+			Protocol: c.Protocol.String(), Client: c.Client, Service: c.Service.String(), Address: c.Address, Endpoint: c.Endpoint,
+			DataPlane: plan.Userspace, AgeSeconds: now.Sub(c.Started).Seconds(), BytesIn: c.BytesIn, BytesOut: c.BytesOut,
+		})
 	}
 	for _, c := range kernel {
-		rows = append(rows, kernelRow(c, planes, now))
+		f := &c.Flow
+		row := plan.ConnectionStatus{
+			Protocol: f.Protocol.String(), Client: f.OrigSrc, Service: c.Service.String(), Address: f.OrigDst, Endpoint: f.ReplySrc,
+			DataPlane: plan.None, BytesIn: f.OrigBytes, BytesOut: f.ReplyBytes,
+		}
+		carries := func(a plan.Abilities) bool { return a.DestinationNAT == f.DestinationNAT() }
+		if i := slices.IndexFunc(planes, carries); i >= 0 {
+			row.DataPlane = planes[i].Plane
+		}
+		if !f.Start.IsZero() {
+			row.AgeSeconds = now.Sub(f.Start).Seconds()
+		}
+		rows = append(rows, row)
 	}
-	slices.SortStableFunc(rows, compareRows)
+	slices.SortStableFunc(rows, func(x, y plan.ConnectionStatus) int {
+		return cmp.Or(
+			strings.Compare(x.Service, y.Service), strings.Compare(x.Protocol, y.Protocol),
+			x.Client.Compare(y.Client), x.Address.Compare(y.Address),
+		)
+	})
 	return rows
-}
-
-func userspaceRow(c userspace.Connection, now time.Time) plan.ConnectionStatus {
-	return plan.ConnectionStatus{
-		Protocol: c.Protocol.String(), Client: c.Client, Service: c.Service.String(), Address: c.Address, Endpoint: c.Endpoint,
-		DataPlane: plan.Userspace, AgeSeconds: now.Sub(c.Started).Seconds(), BytesIn: c.BytesIn, BytesOut: c.BytesOut,
-	}
-}
-
-func kernelRow(c conntrack.Connection, planes []plan.Abilities, now time.Time) plan.ConnectionStatus {
-	f := &c.Flow
-	row := plan.ConnectionStatus{
-		Protocol: f.Protocol.String(), Client: f.OrigSrc, Service: c.Service.String(), Address: f.OrigDst, Endpoint: f.ReplySrc,
-		DataPlane: carrier(f, planes), BytesIn: f.OrigBytes, BytesOut: f.ReplyBytes,
-	}
-	if !f.Start.IsZero() {
-		row.AgeSeconds = now.Sub(f.Start).Seconds()
-	}
-	return row
-}
-
-// carrier is the data plane that carries a flow.
-func carrier(f *conntrack.Flow, planes []plan.Abilities) plan.DataPlane {
-	at := slices.IndexFunc(planes, func(a plan.Abilities) bool { return a.DestinationNAT == f.DestinationNAT() })
-	if at < 0 {
-		return plan.None
-	}
-	return planes[at].Plane
-}
-
-func compareRows(x, y plan.ConnectionStatus) int {
-	return cmp.Or(
-		strings.Compare(x.Service, y.Service), strings.Compare(x.Protocol, y.Protocol),
-		x.Client.Compare(y.Client), x.Address.Compare(y.Address),
-	)
 }
 
 // listEach is for how many endpoints a list asks by name; for more, one of everything is cheaper.
