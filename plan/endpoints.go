@@ -223,8 +223,11 @@ func (c *computation) group(s *Service, chosen []int, a *Abilities) ([]Backend, 
 		e.Usable = e.Usable || w > 0
 		out = append(out, Backend{Address: e.Address, Weight: w, Local: e.Local})
 	}
-	if panicking {
-		return out, panicText(total)
+	switch {
+	case panicking && total == 1:
+		return out, "its only endpoint is down: serving as if it were up"
+	case panicking:
+		return out, fmt.Sprintf("all %d endpoints are down: serving as if all were up", total)
 	}
 	return out, ""
 }
@@ -232,13 +235,6 @@ func (c *computation) group(s *Service, chosen []int, a *Abilities) ([]Backend, 
 // takesConnections reports whether a new connection has somewhere to go.
 func takesConnections(group []Backend) bool {
 	return slices.ContainsFunc(group, func(b Backend) bool { return b.Weight > 0 })
-}
-
-func panicText(total int) string {
-	if total == 1 {
-		return "its only endpoint is down: serving as if it were up"
-	}
-	return fmt.Sprintf("all %d endpoints are down: serving as if all were up", total)
 }
 
 // A node may have several pod networks, each with a proxy of its own. Services

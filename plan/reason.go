@@ -84,7 +84,9 @@ func carryText(p *Policy) string {
 // refusal says why s serves no client; empty if it serves some.
 func refusal(s *Service) (Cause, string) {
 	if len(s.Frontends) == 0 {
-		return CauseNoAddress, withoutFrontends(s.Port)
+		why := "it has no address"
+		eachBinding(s.Port, func(Kind, binding) { why = "all its addresses belong to other services" })
+		return CauseNoAddress, why
 	}
 	dropped := false
 	for i := range s.Frontends {
@@ -120,16 +122,6 @@ func refusal(s *Service) (Cause, string) {
 		return CauseNotLocal, "its traffic policy is Local and no endpoint on this node takes connections"
 	}
 	return CauseNoFamily, "it has no endpoint of its addresses' family"
-}
-
-// withoutFrontends says why p has none.
-func withoutFrontends(p *service.Port) string {
-	wanted := false
-	eachBinding(p, func(Kind, binding) { wanted = true })
-	if wanted {
-		return "all its addresses belong to other services"
-	}
-	return "it has no address"
 }
 
 // flapText says why a service was recalled, and how long it has to wait.
