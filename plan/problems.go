@@ -91,10 +91,6 @@ func familyText(f service.Family) string {
 	return "IPv4"
 }
 
-// off reports whether c was looked for and isn't there. A Capability that
-// is zero says nothing against the host.
-func (c *Capability) off() bool { return c.Name != "" && !c.Supported }
-
 // unforwarded returns the families in which s serves, but this host doesn't
 // forward. The kernel's data planes only rewrite a connection's destination:
 // without forwarding, those of other hosts end on this node without an answer.
@@ -102,10 +98,9 @@ func (c *Capability) off() bool { return c.Name != "" && !c.Supported }
 func (c *computation) unforwarded(s *Service) []service.Family {
 	var out []service.Family
 	for _, fam := range service.Families {
-		if !c.in.Caps.Forwarding[fam].off() {
-			continue
-		}
-		if slices.ContainsFunc(s.Frontends, func(f Frontend) bool { return f.Family == fam && s.Serves(&f) }) {
+		serves := func(f Frontend) bool { return f.Family == fam && s.Serves(&f) }
+		// A Capability that is zero says nothing against the host.
+		if on := &c.in.Caps.Forwarding[fam]; on.Name != "" && !on.Supported && slices.ContainsFunc(s.Frontends, serves) {
 			out = append(out, fam)
 		}
 	}
@@ -123,7 +118,13 @@ func (c *computation) keepFromForwarding(s *Service, f *facts) {
 	if len(fams) == 0 {
 		return
 	}
-	why := c.forwardingText(fams)
+	verb := " is"
+	if len(fams) > 1 {
+		verb = " are"
+	}
+	names := joined(fams, func(f service.Family) string { return c.in.Caps.Forwarding[f].Name })
+	settings := joined(fams, func(f service.Family) string { return c.in.Caps.Forwarding[f].Reason })
+	why := names + verb + " off on this node (" + settings + ")"
 	if s.Port.Protocol == service.SCTP { // the kernel's rules are all it has
 		s.Problems = append(s.Problems, why+": clients on other hosts aren't served")
 		return
@@ -135,17 +136,6 @@ func (c *computation) keepFromForwarding(s *Service, f *facts) {
 		s.Degraded += "; "
 	}
 	s.Degraded += "only clients on this node are served while kproxy is down (" + joined(fams, familyText) + ")"
-}
-
-// forwardingText says what is off, and which settings that are.
-func (c *computation) forwardingText(fams []service.Family) string {
-	verb := " is"
-	if len(fams) > 1 {
-		verb = " are"
-	}
-	names := joined(fams, func(f service.Family) string { return c.in.Caps.Forwarding[f].Name })
-	reasons := joined(fams, func(f service.Family) string { return c.in.Caps.Forwarding[f].Reason })
-	return names + verb + " off on this node (" + reasons + ")"
 }
 
 // joined lists things by their texts: "a", "a and b".
