@@ -169,6 +169,12 @@ func isHex(c byte) bool { return c >= '0' && c <= '9' || c >= 'a' && c <= 'f' ||
 // addressAtMost is how long an address is, with a separator after it.
 const addressAtMost = len("ffff:ffff:ffff:ffff:ffff:ffff:255.255.255.255:")
 
+// prefixLength is what follows the address of a network; hardwareAddress is one of Ethernet.
+var (
+	prefixLength    = regexp.MustCompile(`^/[0-9]{1,3}`)
+	hardwareAddress = regexp.MustCompile(`^(?:[0-9A-Fa-f]{2}:){5}[0-9A-Fa-f]{2}$`)
+)
+
 // inWord is an address of IPv4 as part of a word: "ip-10.1.2.3".
 var inWord = regexp.MustCompile(`[1-9][0-9]{0,2}(?:\.[0-9]{1,3}){3}`)
 
@@ -243,12 +249,12 @@ func (m *Mask) address(text []byte) (masked string, size int) {
 	}
 	for ; bytes.ContainsAny(text[:size], ":."); size = bytes.LastIndexAny(text[:size], ":.") { // a port may follow, or a domain
 		if a, err := netip.ParseAddr(string(text[:size])); err == nil {
-			if p, err := netip.ParsePrefix(string(text[:size+maskLength(text[size:])])); err == nil {
+			if p, err := netip.ParsePrefix(string(text[:size+len(prefixLength.Find(text[size:]))])); err == nil {
 				return m.network(p).String(), size
 			}
 			return m.addr(a).String(), size
 		}
-		if isMAC(text[:size]) {
+		if hardwareAddress.Match(text[:size]) {
 			sum := m.digest([]byte("mac "), bytes.ToLower(text[:size]))
 			sum[0] = 2 // locally administered
 			return net.HardwareAddr(sum[:6]).String(), size
@@ -257,56 +263,19 @@ func (m *Mask) address(text []byte) (masked string, size int) {
 	return "", 0
 }
 
-// maskLength returns how long the "/24" is that a text begins with; 0 without.
-func maskLength(text []byte) int {
-	n := 1
-	for n < len(text) && n < 4 && text[n] >= '0' && text[n] <= '9' {
-		n++
-	}
-	if n == 1 || text[0] != '/' {
-		return 0
-	}
-	if bits, err := strconv.Atoi(string(text[1:n])); err != nil || bits > 128 {
-		return 0
-	}
-	return n
-}
-
-func isMAC(run []byte) bool {
-	if len(run) != 17 {
-		return false
-	}
-	for i, c := range run {
-		if (i%3 == 2) != (c == ':') {
-			return false
-		}
-	}
-	return true
-}
-
 // replaceName replaces a word that is a known name, or begins with one and a dash, as pods' do with their workloads'. Of a name
 // with dots, its parts.
 func (m *Mask) replaceName(out []byte, word string) []byte {
 	if m.names[word] {
 		return append(out, m.name(word)...)
 	}
-	for part, rest := "", word; rest != ""; {
-		at := 0
-		for at < len(rest) && rest[at] != '.' {
-			at++
-		}
-		part, rest = rest[:at], rest[at:]
-		switch {
-		case m.names[part] || m.startsWithName(part):
-			out = append(out, m.name(part)...)
-		default:
-			out = append(out, part...)
-		}
-		if rest != "" {
-			out, rest = append(out, '.'), rest[1:]
+	parts := strings.Split(word, ".")
+	for i, part := range parts {
+		if m.names[part] || m.startsWithName(part) {
+			parts[i] = m.name(part)
 		}
 	}
-	return out
+	return append(out, strings.Join(parts, ".")...)
 }
 
 func (m *Mask) startsWithName(word string) bool {
