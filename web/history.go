@@ -2,6 +2,7 @@ package web
 
 import (
 	"encoding/json"
+	"slices"
 	"time"
 
 	"kproxy.dev/kproxy/plan"
@@ -73,8 +74,8 @@ func (r *Recorder) Load(saved []byte) {
 }
 
 // load adds events, newest first.
-func (r *eventRing) load(events []plan.Event) {
-	for i := len(events) - 1; i >= 0; i-- {
-		r.add(events[i])
+func (r *recentEvents) load(events []plan.Event) {
+	for _, e := range slices.Backward(events) {
+		r.add(e)
 	}
 }

@@ -66,7 +66,7 @@ type Recorder struct {
 	status   plan.Status  // without services while idle
 	services []*record    // in the order of status.Services
 	byKey    map[string]*record
-	timeline eventRing
+	timeline recentEvents
 	passes   int       // how often the services were read
 	read     time.Time // when the status was last; zero while idle
 	kept     time.Time // when the history last got a sample
@@ -85,12 +85,12 @@ type record struct {
 	counted plan.Connections // when the history last got a sample
 	begun   bool             // counted is a reading
 	rings   [seriesCount]ring
-	events  eventRing
+	events  recentEvents
 }
 
 // NewRecorder returns a Recorder that knows nothing before Run.
 func NewRecorder(c RecorderConfig) *Recorder {
-	return &Recorder{cfg: c, hub: hub{watched: make(chan struct{}, 1)}, byKey: map[string]*record{}, timeline: eventRing{limit: c.Events}}
+	return &Recorder{cfg: c, hub: hub{watched: make(chan struct{}, 1)}, byKey: map[string]*record{}, timeline: recentEvents{limit: c.Events}}
 }
 
 // Run records until ctx is done.
@@ -100,9 +100,7 @@ func (r *Recorder) Run(ctx context.Context) error {
 	r.sample(time.Now())
 	next := time.NewTimer(r.wait())
 	defer next.Stop()
-	soon := time.NewTimer(0)
-	soon.Stop()
-	due := false // soon is set
+	var soon <-chan time.Time // nil while no event has hastened the next read
 	for {
 		select {
 		case <-ctx.Done():
@@ -112,13 +110,16 @@ func (r *Recorder) Run(ctx context.Context) error {
 				events = nil // the source has stopped; what it left is still shown
 				continue
 			}
-			r.happened(drainEvents(events, e))
-			if !due && r.hub.watching() { // show the outcome before the interval ends
-				due = true
-				soon.Reset(max(soonest-r.age(), 0))
+			batch := []plan.Event{e}
+			for range len(events) { // nobody else takes from it
+				batch = append(batch, <-events)
 			}
-		case <-soon.C:
-			due = false
+			r.happened(batch)
+			if soon == nil && r.hub.watching() { // show the outcome before the interval ends
+				soon = time.After(max(soonest-r.age(), 0))
+			}
+		case <-soon:
+			soon = nil
 			r.reading.Lock()
 			r.readStatus(time.Now(), false)
 			r.reading.Unlock()
@@ -159,22 +160,6 @@ func (r *Recorder) refresh() {
 	defer r.reading.Unlock()
 	if r.age() > r.cfg.Interval {
 		r.readStatus(now, false)
-	}
-}
-
-// drainEvents returns first and whatever else waits.
-func drainEvents(events <-chan plan.Event, first plan.Event) []plan.Event {
-	out := []plan.Event{first}
-	for {
-		select {
-		case e, open := <-events:
-			if !open {
-				return out // the next receive ends it
-			}
-			out = append(out, e)
-		default:
-			return out
-		}
 	}
 }
 
@@ -305,7 +290,7 @@ func (r *Recorder) readStatus(now time.Time, keep bool) {
 }
 
 func (r *Recorder) newRecord(key string) *record {
-	rec := &record{key: strings.Clone(key), seen: r.passes, events: eventRing{limit: r.cfg.ServiceEvents}}
+	rec := &record{key: strings.Clone(key), seen: r.passes, events: recentEvents{limit: r.cfg.ServiceEvents}}
 	r.byKey[rec.key] = rec
 	return rec
 }
@@ -455,31 +440,21 @@ func rates(was, is plan.Connections, took time.Duration) Rates {
 // aren't sent.
 func round2(v float64) float64 { return math.Round(v*100) / 100 }
 
-// eventRing keeps the last events. The zero value keeps none.
-type eventRing struct {
-	events []plan.Event
-	next   int
+// recentEvents keeps the last events. The zero value keeps none.
+type recentEvents struct {
+	events []plan.Event // oldest first
 	limit  int
 }
 
-func (r *eventRing) add(e plan.Event) {
-	if len(r.events) < r.limit {
-		r.events = append(r.events, e)
-		return
-	}
-	if r.limit > 0 {
-		r.events[r.next] = e
-		r.next = (r.next + 1) % r.limit
-	}
+func (r *recentEvents) add(e plan.Event) {
+	r.events = append(r.events, e)
+	r.events = r.events[max(0, len(r.events)-r.limit):]
 }
 
 // newest returns up to n events, newest first.
-func (r *eventRing) newest(n int) []plan.Event {
-	size := len(r.events)
-	out := make([]plan.Event, 0, min(n, size))
-	for i := range min(n, size) {
-		out = append(out, r.events[(r.next-1-i+2*size)%size])
-	}
+func (r *recentEvents) newest(n int) []plan.Event {
+	out := append([]plan.Event{}, r.events[max(0, len(r.events)-n):]...) // which JSON has as a list, too
+	slices.Reverse(out)
 	return out
 }
 
@@ -498,7 +473,7 @@ type EndpointHealth struct {
 
 // healthOf returns the history of an endpoint's health: what the events of its service
 // port say, "ADDRESS is up" or "ADDRESS is down: ERROR", and its present health.
-func healthOf(e *plan.EndpointStatus, events *eventRing) EndpointHealth {
+func healthOf(e *plan.EndpointStatus, events *recentEvents) EndpointHealth {
 	address := e.Address.String()
 	now := HealthChange{Time: e.Since, Health: e.Health}
 	if e.Health == "down" {
