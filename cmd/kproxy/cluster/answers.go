@@ -80,7 +80,7 @@ func (m *member) state() State {
 	case !m.known:
 		return Unasked
 	}
-	return m.health
+	return State(m.status.Health())
 }
 
 // verdictWords are what is said of one service port and of several in a class.
@@ -456,7 +456,7 @@ func (b *Board) nodeList(r *http.Request) (any, error) {
 	rows := []NodeRow{}
 	for i, m := range b.members {
 		n := b.nodeRow(d, i)
-		ails := n.rank == rankAiling || m.trouble == nil && (m.err != "" || len(n.Warnings) > 0)
+		ails := n.rank == rankAiling || m.trouble == nil && (n.Error != "" || len(n.Warnings) > 0)
 		fits := state == "" || state == string(n.State) || state == silentNodes && m.trouble != nil || state == laggingNodes && n.Differ > 0 || state == ailingNodes && ails
 		if fits && strings.Contains(strings.ToLower(n.Node), text) && (name == "" || n.Node == name) {
 			rows = append(rows, n)
@@ -479,10 +479,10 @@ const (
 )
 
 func (b *Board) nodeRow(d *drawing, i int) NodeRow {
-	m, of := b.members[i], &d.members[i]
+	m, of, st := b.members[i], &d.members[i], &b.members[i].status
 	n := NodeRow{
-		Node: m.Name, Pod: m.Pod, State: m.state(), Error: m.err, Warnings: m.warnings, Since: m.changed, Answered: m.answered, Version: m.version, Mode: m.mode,
-		Generation: m.generation, LastSync: m.lastSync, Services: of.services, Answering: m.trouble == nil && m.known, Errors: of.errors, Differ: of.differ, Classes: map[Class]int32{}, rank: rankFine,
+		Node: m.Name, Pod: m.Pod, State: m.state(), Error: errorOf(st), Warnings: st.Warnings, Since: m.changed, Answered: m.answered, Version: st.Version, Mode: string(st.Mode),
+		Generation: st.Sync.Generation, LastSync: st.Sync.LastSuccess, Services: of.services, Answering: m.trouble == nil && m.known, Errors: of.errors, Differ: of.differ, Classes: map[Class]int32{}, rank: rankFine,
 	}
 	for class, count := range of.classes {
 		if count > 0 && class > 0 {

@@ -26,7 +26,7 @@ type Fleet interface {
 
 // Board holds what all nodes said last, in a few bytes for each service port of each node. It asks nodes in turn and follows
 // no streams: these would bring each second what each service port of each node has counted, and hold a connection through the
-// API server for each node. Asking in turn bounds both, and the answers aren't kept.
+// API server for each node. Asking in turn bounds both, and the service ports of answers aren't kept.
 type Board struct {
 	fleet   Fleet
 	timeout time.Duration
@@ -53,16 +53,10 @@ type Board struct {
 // member is a node, and what it said last.
 type member struct {
 	Node
-	trouble         *Trouble // why it didn't answer when it was asked last; nil if it did
-	health          State    // of what it answered last
-	err             string
-	version, mode   string
-	warnings        []string
-	finds           []string // nodes whose endpoints it finds silent
+	trouble         *Trouble    // why it didn't answer when it was asked last; nil if it did
+	status          plan.Status // that it answered last, without service ports
 	asked, answered time.Time
 	changed         time.Time // since when it answers, or doesn't
-	generation      uint64
-	lastSync        time.Time
 	active          int64
 	cells           []cell // by id of the service port
 	flows           flows
@@ -72,7 +66,9 @@ type member struct {
 }
 
 // ails reports whether its answer says that something is wrong with it.
-func (m *member) ails() bool { return m.err != "" || m.health != "alive" || len(m.warnings) > 0 }
+func (m *member) ails() bool {
+	return errorOf(&m.status) != "" || m.status.Health() != "alive" || len(m.status.Warnings) > 0
+}
 
 // cell is a service port on a node.
 type cell struct {
@@ -348,14 +344,7 @@ func (b *Board) ask(ctx context.Context, m *member) {
 	if m.trouble != nil || !m.known {
 		m.changed = now
 	}
-	m.known, m.trouble, m.asked, m.answered = true, nil, now, now
-	st := &s.status
-	m.health, m.version, m.mode, m.warnings, m.generation, m.lastSync = State(st.Health()), st.Version, string(st.Mode), st.Warnings, st.Sync.Generation, st.Sync.LastSuccess
-	m.err = errorOf(st)
-	m.finds = nil
-	for _, n := range st.PassiveHealth.Nodes {
-		m.finds = append(m.finds, n.Name)
-	}
+	m.known, m.trouble, m.asked, m.answered, m.status = true, nil, now, now, s.status
 	if wantFlows {
 		m.flows, m.flowsAt = f, now
 	}

@@ -42,7 +42,7 @@ func (b *Board) hears(m *member, a Answer[plan.Status]) {
 	for i := range a.Value.Services {
 		rows = append(rows, newSaid(&a.Value.Services[i]))
 	}
-	m.known, m.health, m.answered = true, State(a.Value.Health()), time.Now()
+	m.known, m.status, m.answered = true, a.Value, time.Now()
 	b.fill(m, rows)
 }
 

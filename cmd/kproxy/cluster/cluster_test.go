@@ -329,11 +329,6 @@ func TestSilentNode(t *testing.T) {
 		report[n.Node] = strings.Join(n.Warnings, "; ")
 	}
 	b := boardOf(answers)
-	for i, m := range b.members {
-		for _, n := range answers[i].Value.PassiveHealth.Nodes {
-			m.finds = append(m.finds, n.Name)
-		}
-	}
 	d := b.settle()
 	for _, n := range read[NodeList](t, b, "/api/v1/nodes").Rows {
 		board[n.Node] = strings.Join(n.Warnings, "; ")

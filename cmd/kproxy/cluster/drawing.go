@@ -115,8 +115,8 @@ func (d *drawing) census(members []*member, services int) (answering []*member) 
 		default:
 			answering = append(answering, m)
 			m.cells = append(m.cells, make([]cell, max(0, services-len(m.cells)))...)
-			for _, node := range m.finds {
-				silentTo[node]++
+			for _, n := range m.status.PassiveHealth.Nodes {
+				silentTo[n.Name]++
 			}
 		}
 	}
