@@ -228,26 +228,16 @@ var defaults = config.Default()
 // flag sets. A list may be given several times, or once with commas; a
 // single empty value is none, as in kube-proxy: templates leave one.
 func set(name, usage string) setting {
-	s := setting{set: func(c *cli.Context, cfg *config.Config) {
-		switch part := cfg.SetBy(name).(type) {
-		case *string:
-			*part = c.String(name)
-		case *[]string:
-			if *part = c.StringSlice(name); slices.Equal(*part, []string{""}) {
-				*part = nil
-			}
-		case *int:
-			*part = c.Int(name)
-		case *float64:
-			*part = c.Float64(name)
-		case *bool:
-			*part = c.Bool(name)
-		case *time.Duration:
-			*part = c.Duration(name)
+	set := func(c *cli.Context, cfg *config.Config) {
+		part := cfg.SetBy(name)
+		list, ok := part.(*[]string)
+		if !ok {
+			reflect.ValueOf(part).Elem().Set(reflect.ValueOf(c.Value(name))) // flagOf chose the type
+		} else if *list = c.StringSlice(name); slices.Equal(*list, []string{""}) {
+			*list = nil
 		}
-	}}
-	s.flag = flagOf(name, defaults.SetBy(name), usage)
-	return s
+	}
+	return setting{flag: flagOf(name, defaults.SetBy(name), usage), set: set}
 }
 
 // flagOf makes a flag of the type that value points to. Lists have no default.
