@@ -41,7 +41,8 @@ func main() {
 	}
 	supervisor, err := underSupervisor()
 	if err == nil {
-		err = run(withSupervisor(ctx, supervisor), app, os.Args)
+		app.Metadata = map[string]any{supervisorMetadata: supervisor}
+		err = run(ctx, app, os.Args)
 	}
 	if err != nil {
 		fmt.Fprintln(app.ErrWriter, "kproxy:", err)

@@ -52,7 +52,7 @@ func runCommand() *cli.Command {
 			for _, line := range notices(c, cfg) {
 				log.Info("configuration", "note", line)
 			}
-			supervisor := supervisorOf(c.Context)
+			supervisor, _ := c.App.Metadata[supervisorMetadata].(*supervised)
 			if cfg.Supervise && supervisor == nil {
 				return supervise(log)
 			}

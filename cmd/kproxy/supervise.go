@@ -1,7 +1,6 @@
 package main
 
 import (
-	"context"
 	"fmt"
 	"log/slog"
 	"os"
@@ -176,6 +175,9 @@ func (w *worker) release() {
 	w.socket, w.keeper, w.memory = nil, 0, 0
 }
 
+// supervisorMetadata is the name by which a command finds its program's *supervised; nil where it isn't a worker.
+const supervisorMetadata = "supervisor"
+
 // supervised is a worker's way to its supervisor.
 type supervised struct {
 	socket int
@@ -235,16 +237,4 @@ func (s *supervised) recover(o *agent.Options) {
 	}
 	s.left.Release()
 	unix.Close(s.left.Socket)
-}
-
-type supervisorKey struct{}
-
-func withSupervisor(ctx context.Context, s *supervised) context.Context {
-	return context.WithValue(ctx, supervisorKey{}, s)
-}
-
-// supervisorOf returns the way to the supervisor of this process; nil without.
-func supervisorOf(ctx context.Context) *supervised {
-	s, _ := ctx.Value(supervisorKey{}).(*supervised)
-	return s
 }
