@@ -125,12 +125,11 @@ func silentTo(n, of int) string {
 // merge fills s from its rows by node.
 func (s *ServiceReport) merge(rows map[string]*plan.ServiceStatus, nodes []string) {
 	s.DataPlanes, s.Differences = map[plan.DataPlane]int{}, []Difference{}
-	planes, addresses, ports := map[string]int{}, map[string]int{}, map[uint16]int{}
+	addresses, ports := map[string]int{}, map[uint16]int{}
 	endpoints, down := map[netip.AddrPort]int{}, map[netip.AddrPort]int{}
 	for _, row := range rows {
 		s.Protocol = row.Protocol
 		s.DataPlanes[row.DataPlane]++
-		planes[string(row.DataPlane)]++
 		addresses[fmt.Sprint(row.Addresses)]++
 		ports[row.NodePort]++
 		addCounts(&s.Connections, &row.Connections)
@@ -141,7 +140,7 @@ func (s *ServiceReport) merge(rows map[string]*plan.ServiceStatus, nodes []strin
 			}
 		}
 	}
-	plane, listed := most(planes), most(addresses)
+	plane, listed := most(s.DataPlanes), most(addresses)
 	s.NodePort = most(ports)
 	for e, n := range endpoints {
 		if 2*n > len(rows) {
@@ -161,7 +160,7 @@ func (s *ServiceReport) merge(rows map[string]*plan.ServiceStatus, nodes []strin
 			differs(Difference{}, "doesn't have it")
 			continue
 		}
-		if string(row.DataPlane) != plane {
+		if row.DataPlane != plane {
 			differs(Difference{Why: row.Reason, Moved: true}, "in %s", row.DataPlane)
 		}
 		if fmt.Sprint(row.Addresses) != listed {
