@@ -37,7 +37,7 @@ func API(c APIConfig) http.Handler {
 	events := newEventStream(src)
 	long := newSlots(answersAtOnce, answersOfClient)
 	mux := http.NewServeMux()
-	pages := compressed(http.HandlerFunc(ui))
+	pages := ui("ui/index.html")
 	mux.HandleFunc("/{$}", pages)
 	mux.HandleFunc("/ui/", pages)
 	mux.HandleFunc("/docs/", compressed(http.HandlerFunc(docPage)))

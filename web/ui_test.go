@@ -196,7 +196,7 @@ func TestClusterPages(t *testing.T) {
 			t.Errorf("%s: %d", m[1], w.Code)
 		}
 	}
-	entries, err := clusterFiles.ReadDir("clusterui")
+	entries, err := uiFiles.ReadDir("clusterui")
 	if err != nil {
 		t.Fatal(err)
 	}
