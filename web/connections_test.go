@@ -155,7 +155,7 @@ func TestClientsAreAddressesOrNetworks(t *testing.T) {
 		"fe80::1:2:3:4%interface": "fe80::/64",
 	} {
 		a := net.TCPAddrFromAddrPort(netip.AddrPortFrom(netip.MustParseAddr(address), 80))
-		if got := clientOf(a).String(); got != want {
+		if got := clientOf(a.String()).String(); got != want {
 			t.Errorf("%s is client %s, want %s", address, got, want)
 		}
 	}

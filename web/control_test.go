@@ -322,7 +322,7 @@ func TestGreedyClientsWaitForThemselves(t *testing.T) {
 		h := newSlots(8, 2).bound(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
 			count(&atOnce, 1)
 			defer count(&atOnce, -1)
-			if requester(r).Addr().String() == greedy {
+			if clientOf(r.RemoteAddr).Addr().String() == greedy {
 				count(&ofGreedy, 1)
 				<-ctx.Done()
 			}

@@ -108,7 +108,7 @@ func TestEventsOutliveTheServersTimeLimits(t *testing.T) {
 func TestEventStreamsAreBounded(t *testing.T) {
 	s := newEventStream(shop())
 	for i := range maxStreams {
-		s.slots.try(clientAt(netip.AddrFrom4([4]byte{198, 51, 100, byte(i)})))
+		s.slots.try(clientOf(netip.AddrPortFrom(netip.AddrFrom4([4]byte{198, 51, 100, byte(i)}), 80).String()))
 	}
 	w := get(s, "/api/v1/events")
 	if w.Code != http.StatusServiceUnavailable || !strings.Contains(w.Body.String(), "64 event streams are open") {

@@ -106,7 +106,7 @@ func (s *slots) bound(h http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		ctx, cancel := context.WithTimeout(r.Context(), slotWait)
 		defer cancel()
-		release := s.take(ctx, requester(r))
+		release := s.take(ctx, clientOf(r.RemoteAddr))
 		if release == nil {
 			w.Header().Set("Retry-After", "1")
 			refuse(w, http.StatusServiceUnavailable, "other requests for long answers are under way; try again in a moment")
@@ -115,15 +115,6 @@ func (s *slots) bound(h http.Handler) http.Handler {
 		defer release()
 		h.ServeHTTP(w, r)
 	})
-}
-
-// requester is the client of r; the zero value for all at a Unix socket.
-func requester(r *http.Request) netip.Prefix {
-	a, err := netip.ParseAddrPort(r.RemoteAddr)
-	if err != nil {
-		return netip.Prefix{}
-	}
-	return clientAt(a.Addr())
 }
 
 // Connections bounds the HTTP connections of all listeners that it serves, in all
@@ -189,7 +180,7 @@ func (c *Connections) follow(conn net.Conn, s http.ConnState) {
 
 // admit takes conn in, and closes the one that has to give way for it.
 func (c *Connections) admit(conn net.Conn) {
-	client := clientOf(conn.RemoteAddr())
+	client := clientOf(conn.RemoteAddr().String())
 	c.open[conn] = &openConn{client: client, since: time.Now()}
 	c.clients[client]++
 	var victim net.Conn
@@ -248,16 +239,13 @@ func (c *Connections) forget(conn net.Conn) {
 	}
 }
 
-func clientOf(a net.Addr) netip.Prefix {
-	tcp, ok := a.(*net.TCPAddr)
-	if !ok {
+// clientOf returns the client of a connection's other end, as IP:PORT; the zero value for all at a Unix socket.
+func clientOf(end string) netip.Prefix {
+	at, err := netip.ParseAddrPort(end)
+	if err != nil {
 		return netip.Prefix{}
 	}
-	return clientAt(tcp.AddrPort().Addr())
-}
-
-func clientAt(a netip.Addr) netip.Prefix {
-	a = a.Unmap().WithZone("")
+	a := at.Addr().Unmap().WithZone("")
 	bits := 32
 	if a.Is6() {
 		bits = 64

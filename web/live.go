@@ -81,7 +81,7 @@ func forward[T any](ctx context.Context, out *eventWriter, from <-chan T, encode
 }
 
 func (s *eventStream) ServeHTTP(w http.ResponseWriter, r *http.Request) {
-	release := s.slots.try(requester(r))
+	release := s.slots.try(clientOf(r.RemoteAddr))
 	if release == nil {
 		refuse(w, http.StatusServiceUnavailable, fmt.Sprintf("%d %s streams are open, or %d of this client, which is the limit; close one", maxStreams, s.name, streamsOfClient))
 		return

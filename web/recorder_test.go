@@ -423,7 +423,7 @@ func TestHistoryIsBounded(t *testing.T) {
 func TestLiveStreamsAreBounded(t *testing.T) {
 	s := newLiveStream(NewRecorder(DefaultRecorderConfig(shop())))
 	for i := range maxStreams {
-		s.slots.try(clientAt(netip.AddrFrom4([4]byte{198, 51, 100, byte(i)})))
+		s.slots.try(clientOf(netip.AddrPortFrom(netip.AddrFrom4([4]byte{198, 51, 100, byte(i)}), 80).String()))
 	}
 	if w := get(s, "/api/v1/live"); w.Code != http.StatusServiceUnavailable || !strings.Contains(w.Body.String(), "64 live streams are open") {
 		t.Errorf("got %d %s, want 503 with the reason", w.Code, w.Body)

@@ -42,7 +42,7 @@ func serveTraces(mux *http.ServeMux, path string, src Source, mayProbe bool) {
 		defer cancel()
 		// Reading the rules may take longer than answers usually do.
 		_ = http.NewResponseController(w).SetWriteDeadline(time.Now().Add(trace.Timeout + writeTimeout))
-		release := slots.take(ctx, requester(r))
+		release := slots.take(ctx, clientOf(r.RemoteAddr))
 		if release == nil {
 			return nil, errors.New("other traces are under way; try again in a moment")
 		}
