@@ -3,6 +3,7 @@ package main
 import (
 	"cmp"
 	"os"
+	"slices"
 
 	"github.com/urfave/cli/v2"
 
@@ -32,7 +33,11 @@ func configure(c *cli.Context) (configured, error) {
 		}
 		out.file.Apply(&out.Config)
 	}
-	given(c, settings(), &out.Config)
+	for _, s := range settings() {
+		if slices.ContainsFunc(s.flag.Names(), c.IsSet) {
+			s.set(c, &out.Config)
+		}
+	}
 	switch {
 	case c.IsSet("manifests") && !c.IsSet("kubeconfig"):
 		out.Kubeconfig = "" // the file's; a flag wins

@@ -199,20 +199,6 @@ func decisive(s setting) setting {
 	return s
 }
 
-// given applies the flags on the command line to cfg.
-func given(c *cli.Context, settings []setting, cfg *config.Config) {
-	for _, s := range settings {
-		if s.isGiven(c) {
-			s.set(c, cfg)
-		}
-	}
-}
-
-// isGiven reports whether the flag is on the command line, by any of its names.
-func (s setting) isGiven(c *cli.Context) bool {
-	return slices.ContainsFunc(s.flag.Names(), c.IsSet)
-}
-
 func flagsOf(settings []setting) []cli.Flag {
 	out := make([]cli.Flag, len(settings))
 	for i, s := range settings {
