@@ -33,11 +33,11 @@ const (
 	envPause  = "KPROXY_PAUSE"      // before it serves
 )
 
-// What the worker says, each with a number.
+// What the worker says, each with a number that isn't 0.
 const (
 	saysKeeper = "keeper" // its process
-	saysMemory = "memory" // the records' descriptor
-	saysEnd    = "end"
+	saysMemory = "memory" // the records' descriptor; unsaid if nothing of it goes on
+	saysEnd    = "end"    // 1
 )
 
 // The next worker goes on at once. After crashesInARow, each within soonAfter the start, it begins anew, as it may be the
@@ -64,7 +64,7 @@ func supervise(log *slog.Logger) error {
 		}
 		state := w.wait(signals)
 		left.release()
-		if w.ended || w.stopping {
+		if w.said[saysEnd] != 0 || w.stopping {
 			w.release()
 			os.Exit(max(state.ExitCode(), 0))
 		}
@@ -74,12 +74,12 @@ func supervise(log *slog.Logger) error {
 		left = w
 		if crashes++; crashes > crashesInARow {
 			pause = min(max(2*pause, pauseMin), pauseMax)
-			left.memory = 0
+			delete(left.said, saysMemory)
 		}
-		if left.memory == 0 {
+		if left.said[saysMemory] == 0 {
 			left.release() // copies of what isn't its own, as it hasn't taken over yet, stay open no longer
 		}
-		log.Error("kproxy crashed; starting it again", "end", state.String(), "connections go on", left.memory != 0, "pause", pause)
+		log.Error("kproxy crashed; starting it again", "end", state.String(), "connections go on", left.said[saysMemory] != 0, "pause", pause)
 	}
 }
 
@@ -87,12 +87,8 @@ func supervise(log *slog.Logger) error {
 type worker struct {
 	cmd      *exec.Cmd
 	socket   *os.File
-	stopping bool // it was told to end
-
-	// What it has said, once it has ended.
-	keeper int // 0 without
-	memory int // 0 if nothing of it goes on
-	ended  bool
+	stopping bool           // it was told to end
+	said     map[string]int // once it has ended
 }
 
 func startWorker(left *worker, pause time.Duration) (*worker, error) {
@@ -100,7 +96,7 @@ func startWorker(left *worker, pause time.Duration) (*worker, error) {
 	if err != nil {
 		return nil, err
 	}
-	w := &worker{socket: os.NewFile(uintptr(pair[0]), "worker")}
+	w := &worker{socket: os.NewFile(uintptr(pair[0]), "worker"), said: map[string]int{}}
 	theirs := os.NewFile(uintptr(pair[1]), "supervisor")
 	defer theirs.Close()
 	w.cmd = exec.Command("/proc/self/exe", os.Args[1:]...) // also when another version has been installed
@@ -108,9 +104,9 @@ func startWorker(left *worker, pause time.Duration) (*worker, error) {
 	w.cmd.Stdin, w.cmd.Stdout, w.cmd.Stderr = os.Stdin, os.Stdout, os.Stderr
 	w.cmd.ExtraFiles = []*os.File{theirs}
 	w.cmd.Env = append(os.Environ(), envSocket+"=3", fmt.Sprintf("%s=%s", envPause, pause))
-	if left.memory != 0 {
+	if memory := left.said[saysMemory]; memory != 0 {
 		w.cmd.ExtraFiles = append(w.cmd.ExtraFiles, left.socket)
-		w.cmd.Env = append(w.cmd.Env, fmt.Sprintf("%s=4 %d %d", envLeft, left.keeper, left.memory))
+		w.cmd.Env = append(w.cmd.Env, fmt.Sprintf("%s=4 %d %d", envLeft, left.said[saysKeeper], memory))
 	}
 	if err := w.cmd.Start(); err != nil {
 		w.socket.Close()
@@ -146,25 +142,17 @@ func (w *worker) hear() {
 		if err != nil || n == 0 {
 			return
 		}
-		word, rest, _ := strings.Cut(string(line[:n]), " ")
-		number, _ := strconv.Atoi(rest)
-		switch word {
-		case saysKeeper:
-			w.keeper = number
-		case saysMemory:
-			w.memory = number
-		case saysEnd:
-			w.ended = true
-		}
+		word, number, _ := strings.Cut(string(line[:n]), " ")
+		w.said[word], _ = strconv.Atoi(number)
 	}
 }
 
 // release ends the keeper: descriptors that weren't taken are closed.
 func (w *worker) release() {
-	if w.keeper != 0 {
-		_ = unix.Kill(w.keeper, unix.SIGKILL) // a child of this process, which only this call waits for
+	if keeper := w.said[saysKeeper]; keeper != 0 {
+		_ = unix.Kill(keeper, unix.SIGKILL) // a child of this process, which only this call waits for
 		for {
-			if _, err := unix.Wait4(w.keeper, nil, 0, nil); err != unix.EINTR {
+			if _, err := unix.Wait4(keeper, nil, 0, nil); err != unix.EINTR {
 				break
 			}
 		}
@@ -172,7 +160,8 @@ func (w *worker) release() {
 	if w.socket != nil {
 		w.socket.Close()
 	}
-	w.socket, w.keeper, w.memory = nil, 0, 0
+	w.socket = nil
+	clear(w.said)
 }
 
 // supervisorMetadata is the name by which a command finds its program's *supervised; nil where it isn't a worker.
@@ -218,7 +207,7 @@ func (s *supervised) say(word string, number int) error {
 // end says that the process is about to end in good order.
 func (s *supervised) end() {
 	if s != nil {
-		_ = s.say(saysEnd, 0) // the supervisor may have been killed
+		_ = s.say(saysEnd, 1) // the supervisor may have been killed
 	}
 }
 
