@@ -116,10 +116,6 @@ func (m transaction) Gather() ([]*dto.MetricFamily, func(), error) {
 	}, err
 }
 
-func desc(name, help string, labels ...string) *prometheus.Desc {
-	return prometheus.NewDesc(name, help, labels, nil)
-}
-
 // sender sends metrics to a registry. Labels are names and values in turn.
 type sender chan<- prometheus.Metric
 
@@ -136,7 +132,7 @@ func (ch sender) send(kind prometheus.ValueType, name, help string, v float64, l
 	for i := 0; i < len(labels); i += 2 {
 		names, values = append(names, labels[i]), append(values, labels[i+1])
 	}
-	ch <- prometheus.MustNewConstMetric(desc(name, help, names...), kind, v, values...)
+	ch <- prometheus.MustNewConstMetric(prometheus.NewDesc(name, help, names, nil), kind, v, values...)
 }
 
 // Describe implements prometheus.Collector. Metrics has no list beside what it collects:

@@ -240,12 +240,8 @@ func (r *Recorder) readTraffic(now time.Time) {
 
 // isEmpty reports whether rec holds nothing that a new record lacks.
 func (rec *record) isEmpty() bool {
-	for i := range rec.rings {
-		if len(rec.rings[i]) > 0 {
-			return false
-		}
-	}
-	return len(rec.events.events) == 0 && rec.counted == plan.Connections{}
+	has := func(r ring) bool { return len(r) > 0 }
+	return len(rec.events.events) == 0 && rec.counted == plan.Connections{} && !slices.ContainsFunc(rec.rings[:], has)
 }
 
 // readStatus reads the status and sends the streams what has changed. With keep, the

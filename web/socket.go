@@ -54,12 +54,10 @@ func LockControl(ctx context.Context, path string, patience time.Duration, waiti
 		waiting(describe(path, err))
 		ctx, cancel := context.WithTimeout(ctx, patience)
 		defer cancel()
-		again := time.NewTicker(lockRetry)
-		defer again.Stop()
 		for isHeld(err) && ctx.Err() == nil {
 			select {
 			case <-ctx.Done():
-			case <-again.C:
+			case <-time.After(lockRetry):
 				lock, err = lockfile.Take(LockPath(path))
 			}
 		}
