@@ -169,19 +169,15 @@ func portSetting(name string, port int, at func(*config.Config) *string) setting
 		flag: &cli.IntFlag{Name: flag, Usage: "`PORT` for --" + address + "; 0 for none", DefaultText: strconv.Itoa(port)},
 		set: func(c *cli.Context, cfg *config.Config) {
 			given := c.Int(flag)
+			_, notIP := netip.ParseAddr(c.String(address))
 			switch host, _, err := net.SplitHostPort(*at(cfg)); {
 			case given == 0:
 				*at(cfg) = ""
-			case err == nil && !c.IsSet(address), isIP(c.String(address)):
+			case err == nil && !c.IsSet(address), notIP == nil:
 				*at(cfg) = net.JoinHostPort(host, strconv.Itoa(given))
 			}
 		},
 	}
-}
-
-func isIP(s string) bool {
-	_, err := netip.ParseAddr(s)
-	return err == nil
 }
 
 // setting is a flag of `kproxy run` and the part of the configuration that it

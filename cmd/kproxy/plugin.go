@@ -75,11 +75,10 @@ func newPlugin() *cli.App {
 			Flags: clusterFlags(&cli.StringFlag{Name: "address", Value: "127.0.0.1:8249", Usage: "`ADDRESS:PORT` to serve on, a loopback one; port 0 for any that is free"}), Action: clusterUI,
 		},
 	}
-	app := appOf(pluginName, "kproxy on all nodes of a cluster, with your rights there", map[string][]*cli.Command{
+	return appOf(pluginName, "kproxy on all nodes of a cluster, with your rights there", map[string][]*cli.Command{
 		"Cluster": commands,
 		"Program": {helpCommand(), versionCommand()},
 	})
-	return app
 }
 
 // pluginTarget is how the help spells a target of the plugin.

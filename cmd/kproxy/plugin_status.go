@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"slices"
 	"strings"
 	"text/tabwriter"
@@ -87,18 +88,15 @@ func addressTitle(s *cluster.ServiceReport) string {
 
 // planesTitle names the data plane, with the numbers of nodes where these differ.
 func planesTitle(s *cluster.ServiceReport) string {
-	var out []string
-	for p := range s.DataPlanes {
-		out = append(out, string(p))
-	}
-	slices.SortFunc(out, func(a, b string) int {
-		return cmp.Or(cmp.Compare(s.DataPlanes[plan.DataPlane(b)], s.DataPlanes[plan.DataPlane(a)]), cmp.Compare(a, b))
+	planes := slices.SortedFunc(maps.Keys(s.DataPlanes), func(a, b plan.DataPlane) int {
+		return cmp.Or(cmp.Compare(s.DataPlanes[b], s.DataPlanes[a]), cmp.Compare(a, b))
 	})
-	if len(out) == 1 {
-		return out[0]
+	if len(planes) == 1 {
+		return string(planes[0])
 	}
-	for i, p := range out {
-		out[i] = fmt.Sprintf("%s %d", p, s.DataPlanes[plan.DataPlane(p)])
+	var out []string
+	for _, p := range planes {
+		out = append(out, fmt.Sprintf("%s %d", p, s.DataPlanes[p]))
 	}
 	return strings.Join(out, ", ")
 }

@@ -99,22 +99,16 @@ func (s *settled) reload() error {
 		return &errChanged{restart}
 	}
 	s.now.Store(&next)
+	for _, c := range live {
+		s.log.Info("the configuration has changed", "what", c.String())
+	}
 	if len(live) > 0 {
-		s.takeOver(live)
+		s.level.Set(next.LogLevel())
+		adjustOOMScore(next.Config, s.log)
 	} else if string(was.file.Data) != string(next.file.Data) {
 		s.log.Info("the configuration file has changed, but in nothing that has an effect", "file", next.File)
 	}
 	return nil
-}
-
-// takeOver applies what a running kproxy can.
-func (s *settled) takeOver(changes []config.Change) {
-	for _, c := range changes {
-		s.log.Info("the configuration has changed", "what", c.String())
-	}
-	cfg := s.now.Load().Config
-	s.level.Set(cfg.LogLevel())
-	adjustOOMScore(cfg, s.log)
 }
 
 // profiling reports whether profiles are served now.
