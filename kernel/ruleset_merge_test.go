@@ -23,7 +23,10 @@ func TestMerge(t *testing.T) {
 		Virtuals: []kernel.Virtual{{Address: at("10.96.0.1:80"), Scheduler: "rr"}},
 	}
 	a.Chains[0] = []kernel.Chain{{Table: "nat", Name: "KPROXY-PORTAL", Rules: []string{"-j A"}}, {Table: "nat", Name: "KPROXY-SVC-1", Owner: web}}
-	a.Jumps[0] = []kernel.Jump{{Table: "nat", From: "PREROUTING", Rule: "-j KPROXY-SERVICES"}, {Table: "filter", From: "INPUT", Rule: "-j KPROXY-INPUT"}}
+	a.Jumps[0] = []kernel.Jump{
+		{Table: "nat", From: "PREROUTING", Rule: "-j KPROXY-SERVICES"}, {Table: "filter", From: "INPUT", Rule: "-j KPROXY-INPUT"},
+		{Table: "filter", From: "INPUT", Rule: "-j KPROXY-ACCEPT", Last: true},
+	}
 	b := kernel.Ruleset{
 		Sets: []kernel.Set{
 			{Name: "KPROXY-ALIVE-4", Dynamic: true},
@@ -33,8 +36,8 @@ func TestMerge(t *testing.T) {
 		Virtuals:  []kernel.Virtual{{Address: at("10.96.0.1:53"), Protocol: service.UDP, Owner: dns}},
 		Addresses: []netip.Addr{address("10.96.0.1")},
 	}
-	b.Chains[0] = []kernel.Chain{{Table: "filter", Name: "KPROXY-INPUT"}, {Table: "nat", Name: "KPROXY-PORTAL", Rules: []string{"-j A", "-j B"}}}
-	b.Jumps[0] = []kernel.Jump{{Table: "filter", From: "INPUT", Rule: "-j KPROXY-INPUT"}, {Table: "mangle", From: "INPUT", Rule: "-j KPROXY-INPUT"}}
+	b.Chains[0] = []kernel.Chain{{Table: "filter", Name: "KPROXY-INPUT"}, {Table: "nat", Name: "KPROXY-VIRTUAL", Rules: []string{"-j B"}}}
+	b.Jumps[0] = []kernel.Jump{{Table: "mangle", From: "INPUT", Rule: "-j KPROXY-INPUT"}}
 	want := kernel.Ruleset{
 		Sets: []kernel.Set{
 			{Name: "KPROXY-ALIVE-4", Dynamic: true},
@@ -47,11 +50,13 @@ func TestMerge(t *testing.T) {
 	}
 	want.Chains[0] = []kernel.Chain{
 		{Table: "filter", Name: "KPROXY-INPUT"},
-		{Table: "nat", Name: "KPROXY-PORTAL", Rules: []string{"-j A", "-j B"}},
+		{Table: "nat", Name: "KPROXY-PORTAL", Rules: []string{"-j A"}},
 		{Table: "nat", Name: "KPROXY-SVC-1", Owner: web},
+		{Table: "nat", Name: "KPROXY-VIRTUAL", Rules: []string{"-j B"}},
 	}
 	want.Jumps[0] = []kernel.Jump{
 		{Table: "filter", From: "INPUT", Rule: "-j KPROXY-INPUT"},
+		{Table: "filter", From: "INPUT", Rule: "-j KPROXY-ACCEPT", Last: true},
 		{Table: "mangle", From: "INPUT", Rule: "-j KPROXY-INPUT"},
 		{Table: "nat", From: "PREROUTING", Rule: "-j KPROXY-SERVICES"},
 	}
@@ -63,9 +68,9 @@ func TestMerge(t *testing.T) {
 	if diff := cmp.Diff(before.Sets, a.Sets, same...); diff != "" {
 		t.Errorf("Merge modified what it was given (-before +after):\n%s", diff)
 	}
-	for _, r := range []kernel.Ruleset{kernel.Merge(want, kernel.Ruleset{}), kernel.Merge(kernel.Ruleset{}, want), kernel.Merge(want, want)} {
+	for _, r := range []kernel.Ruleset{kernel.Merge(want, kernel.Ruleset{}), kernel.Merge(kernel.Ruleset{}, want)} {
 		if diff := cmp.Diff(want, r, same...); diff != "" {
-			t.Errorf("Merge with nothing or itself (-want +got):\n%s", diff)
+			t.Errorf("Merge with nothing (-want +got):\n%s", diff)
 		}
 	}
 }
