@@ -17,8 +17,8 @@ func Text(r kernel.Ruleset) string {
 	var b strings.Builder
 	for _, v := range slices.SortedFunc(slices.Values(r.Virtuals), listOrder) {
 		fmt.Fprintf(&b, "%s %s %s", strings.ToUpper(v.Protocol.String()), v.Address, v.Scheduler)
-		if names := flagNames(v); names != "" {
-			fmt.Fprintf(&b, " (%s)", names)
+		if v.SchedFlags != 0 { // see schedulerFlags
+			fmt.Fprintf(&b, " (%s-fallback)", v.Scheduler)
 		}
 		if v.Persistence > 0 {
 			fmt.Fprintf(&b, " persistent %d", v.Persistence)
@@ -66,19 +66,4 @@ func listOrder(a, b kernel.Virtual) int {
 		cmp.Compare(service.FamilyOf(a.Address.Addr()), service.FamilyOf(b.Address.Addr())),
 		cmp.Compare(a.Protocol, b.Protocol),
 		a.Address.Compare(b.Address))
-}
-
-// flagNames are the scheduler's flags by the names that ipvsadm has for them.
-func flagNames(v kernel.Virtual) string {
-	names := [3]string{"flag-1", "flag-2", "flag-3"}
-	if v.Scheduler == "sh" || v.Scheduler == "mh" {
-		names[0], names[1] = v.Scheduler+"-fallback", v.Scheduler+"-port"
-	}
-	var out []string
-	for i, name := range names {
-		if v.SchedFlags&(flagSched1<<i) != 0 {
-			out = append(out, name)
-		}
-	}
-	return strings.Join(out, ",")
 }
