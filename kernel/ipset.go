@@ -140,7 +140,7 @@ func (s *IPSets) List(entries func(name string) bool) ([]SetState, error) {
 	}
 	var out []SetState
 	for _, m := range msgs {
-		a := newAnySet()
+		a := AnySet{netmask: -1}
 		if err := a.decode(m); err != nil {
 			return nil, err
 		}
@@ -162,7 +162,6 @@ func (s *IPSets) List(entries func(name string) bool) ([]SetState, error) {
 				return nil, err
 			}
 		}
-		st.Count = max(st.Count, 0)
 		kept = append(kept, st)
 	}
 	return kept, nil
@@ -178,7 +177,7 @@ func (s *IPSets) listEntries(st *SetState) error {
 		remaining uint32
 	}
 	var all []entry
-	a := newAnySet()
+	a := AnySet{netmask: -1}
 	for _, m := range msgs {
 		a.Entries = a.Entries[:0]
 		if err := a.decode(m); err != nil {

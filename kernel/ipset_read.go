@@ -30,17 +30,11 @@ type AnySet struct {
 	netmask int    // bits of addresses that entries stand for; -1 for all
 }
 
-// uncounted is the count of a set by a kernel that doesn't tell: before Linux 4.9
-// headers have none (IPSET_ATTR_ELEMENTS, mtype_head in net/netfilter/ipset/).
-const uncounted = -1
-
-func newAnySet() AnySet { return AnySet{count: uncounted, netmask: -1} }
-
 // ReadAny reads a set of any program with its entries. It fails with [ErrNotFound]
 // if there is none.
 func (s *IPSets) ReadAny(name string) (AnySet, error) {
 	msgs, err := s.exchange(nl.IPSET_CMD_LIST, name, nil)
-	out := newAnySet()
+	out := AnySet{netmask: -1}
 	for i := 0; i < len(msgs) && err == nil; i++ {
 		err = out.decode(msgs[i])
 	}
