@@ -131,7 +131,7 @@ func newModelHost(t *testing.T) *modelHost {
 	t.Helper()
 	host := kerneltest.NewHost()
 	// The fast loop makes the redirect sets before it hands over a plan.
-	for _, s := range steering.EmptySets() {
+	for _, s := range steering.EmptySetsOf(nil) {
 		if err := host.Sets().Create(s); err != nil {
 			t.Fatal(err)
 		}

@@ -210,7 +210,7 @@ func TestAlive(t *testing.T) {
 		if err := (&steering.Redirects{Store: s}).Dead(); err != nil {
 			t.Errorf("Dead without sets: %v", err)
 		}
-		if _, err := kernel.ApplySets(context.Background(), s, kernel.SetOps{Create: steering.EmptySets()}); err != nil {
+		if _, err := kernel.ApplySets(context.Background(), s, kernel.SetOps{Create: steering.EmptySetsOf(nil)}); err != nil {
 			t.Fatal(err)
 		}
 		if err := (&steering.Redirects{Store: s}).Alive(time.Hour); err != nil {

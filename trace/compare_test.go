@@ -148,7 +148,7 @@ func TestCompareSets(t *testing.T) {
 			s := c.host(t)
 			s.sets = func(wanted func(string) bool) ([]kernel.SetState, error) {
 				var out []kernel.SetState
-				for _, x := range steering.EmptySets() {
+				for _, x := range steering.EmptySetsOf(nil) {
 					if x.Name == kernel.FamilySet(kernel.SetUser, service.IPv4) {
 						x.Entries = tt.user
 					}

@@ -135,7 +135,7 @@ func BenchmarkOffload(b *testing.B) {
 		}
 	})
 	b.Run("heartbeat", func(b *testing.B) {
-		for _, s := range steering.EmptySets() {
+		for _, s := range steering.EmptySetsOf(nil) {
 			if err := sets.Create(s); err != nil {
 				b.Fatal(err)
 			}

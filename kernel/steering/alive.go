@@ -82,9 +82,9 @@ func (t *Redirects) LetRefusals(endpoint netip.AddrPort, d time.Duration) error 
 	return nil
 }
 
-// emptySet is one of [EmptySets].
+// emptySet is one of [EmptySetsOf] any plan.
 func emptySet(base string, f service.Family) kernel.Set {
-	sets := EmptySets()
+	sets := EmptySetsOf(nil)
 	return sets[slices.IndexFunc(sets, func(s kernel.Set) bool { return s.Name == kernel.FamilySet(base, f) })]
 }
 

@@ -73,68 +73,49 @@ func SetChanges(old, p *plan.Plan, d plan.Delta) kernel.SetOps {
 	return kernel.DiffSets(before.sets(), now.sets())
 }
 
-// EmptySets returns the redirect sets without entries, in order of name. All are
+// EmptySetsOf returns the redirect sets without entries, in order of name: those that rules always
+// need, and those that only the rules of a data plane need which p uses; p may be nil. All are
 // dynamic: the rules need them to exist, and [Sets] says what is in them.
-func EmptySets() []kernel.Set {
+func EmptySetsOf(p *plan.Plan) []kernel.Set {
 	var out []kernel.Set
 	for _, f := range service.Families {
-		for _, s := range []kernel.Set{
-			{Name: kernel.SetAlive, Type: kernel.HashNet, Timeout: defaultAliveTimeout},
-			{Name: kernel.SetAllow, Type: kernel.HashIPPortNet},
-			{Name: kernel.SetDrop, Type: kernel.HashIPPort},
-			{Name: kernel.SetHeld, Type: kernel.HashIPPortIP, Timeout: defaultKeptTimeout},
-			{Name: kernel.SetLet, Type: kernel.HashIPPort, Timeout: defaultLetTimeout},
-			{Name: kernel.SetRanged, Type: kernel.HashIPPort},
-			{Name: kernel.SetReject, Type: kernel.HashIPPort},
-			{Name: kernel.SetStarting, Type: kernel.HashNet, Timeout: defaultAliveTimeout},
-			{Name: kernel.SetUser, Type: kernel.HashIPPort},
-		} {
-			s.Name, s.Family = kernel.FamilySet(s.Name, f), f
-			out = append(out, s)
+		add := func(base string, t kernel.SetType, timeout uint32) {
+			out = append(out, kernel.Set{Name: kernel.FamilySet(base, f), Type: t, Family: f, Timeout: timeout, Dynamic: true})
 		}
-		for _, base := range []string{kernel.SetDrop, kernel.SetLocal, kernel.SetReject, kernel.SetUser} {
-			for _, proto := range userProtocols {
-				out = append(out, kernel.Set{Name: kernel.NodePortSet(base, proto, f), Type: kernel.BitmapPort})
+		addNodePorts := func(base string, protocols ...service.Protocol) {
+			for _, proto := range protocols {
+				out = append(out, kernel.Set{Name: kernel.NodePortSet(base, proto, f), Type: kernel.BitmapPort, Dynamic: true})
 			}
 		}
-		out = append(out, kernel.Set{Name: kernel.NodePortSet(kernel.SetHealth, service.TCP, f), Type: kernel.BitmapPort})
-	}
-	return dynamic(out)
-}
-
-// EmptySetsOf returns those for p: [EmptySets], and those that only the rules of a
-// data plane which p uses need.
-func EmptySetsOf(p *plan.Plan) []kernel.Set {
-	out := EmptySets()
-	if p == nil {
-		return out
-	}
-	for _, f := range service.Families {
+		add(kernel.SetAlive, kernel.HashNet, defaultAliveTimeout)
+		add(kernel.SetStarting, kernel.HashNet, defaultAliveTimeout)
+		add(kernel.SetHeld, kernel.HashIPPortIP, defaultKeptTimeout)
+		add(kernel.SetLet, kernel.HashIPPort, defaultLetTimeout)
+		add(kernel.SetRanged, kernel.HashIPPort, 0)
+		add(kernel.SetAllow, kernel.HashIPPortNet, 0)
+		for _, base := range []string{kernel.SetDrop, kernel.SetReject, kernel.SetUser} {
+			add(base, kernel.HashIPPort, 0)
+			addNodePorts(base, userProtocols[:]...)
+		}
+		addNodePorts(kernel.SetLocal, userProtocols[:]...)
+		addNodePorts(kernel.SetHealth, service.TCP)
+		if p == nil {
+			continue
+		}
 		if !p.TellsClients {
-			out = append(out,
-				kernel.Set{Name: kernel.FamilySet(kernel.SetShort, f), Type: kernel.HashIPPort, Family: f},
-				kernel.Set{Name: kernel.NodePortSet(kernel.SetShort, service.TCP, f), Type: kernel.BitmapPort},
-				kernel.Set{Name: kernel.NodePortSet(kernel.SetShort, service.UDP, f), Type: kernel.BitmapPort})
+			add(kernel.SetShort, kernel.HashIPPort, 0)
+			addNodePorts(kernel.SetShort, userProtocols[:]...)
 		}
 		if p.Policy.CloseClusterIPs {
-			out = append(out,
-				kernel.Set{Name: kernel.FamilySet(kernel.SetCluster, f), Type: kernel.HashIP, Family: f},
-				kernel.Set{Name: kernel.FamilySet(kernel.SetLeft, f), Type: kernel.HashIPPort, Family: f})
+			add(kernel.SetCluster, kernel.HashIP, 0)
+			add(kernel.SetLeft, kernel.HashIPPort, 0)
 		}
 		if p.Offloads() {
-			out = append(out, kernel.Set{Name: kernel.FamilySet(kernel.SetLeaving, f), Type: kernel.HashIPPort, Family: f})
+			add(kernel.SetLeaving, kernel.HashIPPort, 0)
 		}
 	}
-	return dynamic(out)
-}
-
-// dynamic marks sets as such, and sorts them.
-func dynamic(sets []kernel.Set) []kernel.Set {
-	for i := range sets {
-		sets[i].Dynamic = true
-	}
-	slices.SortFunc(sets, kernel.CompareSets)
-	return sets
+	slices.SortFunc(out, kernel.CompareSets)
+	return out
 }
 
 // members collects the entries of redirect sets.
@@ -147,10 +128,8 @@ type members struct {
 
 func newMembers(p *plan.Plan) *members {
 	b := &members{empty: EmptySetsOf(p), entries: map[string][]string{}}
-	if p != nil {
-		for _, f := range service.Families {
-			b.nodeAddresses[f] = p.Policy.NodePortAddresses(f)
-		}
+	for _, f := range service.Families {
+		b.nodeAddresses[f] = p.Policy.NodePortAddresses(f)
 	}
 	return b
 }
