@@ -212,7 +212,7 @@ func (d *Driver) env(s kernel.Settings) *Env {
 	e := DefaultEnv(d.sets)
 	if h := d.host; h != nil {
 		e.Variant = h.Variant
-		e.RandomFully, e.SocketMatch, e.CatchRefusals, e.LogRefusals = h.RandomFully, h.SocketMatch, h.CatchRefusals, h.LogRefusals
+		e.SocketMatch, e.CatchRefusals, e.LogRefusals = h.SocketMatch, h.CatchRefusals, h.LogRefusals
 		e.SkipIPv6, e.DropInvalid, e.Routing.SkipIPv6 = !h.IPv6, !kernel.LiberalConntrack(), !h.IPv6
 	}
 	e.PassiveHealth, e.CatchRefusals = s.PassiveHealth, e.CatchRefusals && s.PassiveHealth // else the client would find no other endpoint
