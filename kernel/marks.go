@@ -1,8 +1,6 @@
 package kernel
 
-import "fmt"
-
-// Marks are the bits of the packet mark that kproxy uses. They are configurable
+// Marks are the bits of the packet mark that kproxy uses, one each. They are configurable
 // because other programs of the host mark packets as well.
 type Marks struct {
 	Masquerade  uint32 // the packet leaves with the node's address
@@ -30,20 +28,3 @@ func (m Marks) Returned() uint32 { return m.Own() &^ m.Transparent }
 // marks of connections to their packets (wg-quick does), and no packet of these
 // is an answer to kproxy.
 func (m Marks) Accepted() uint32 { return m.Own() &^ m.Transparent }
-
-// Validate checks that the marks are one bit each, that there is a bit below
-// the transparent one, and that neither of the two is the masquerade bit.
-func (m Marks) Validate() error {
-	for _, bit := range []uint32{m.Masquerade, m.Transparent} {
-		if bit == 0 || bit&(bit-1) != 0 {
-			return fmt.Errorf("check marks: %#x isn't a single bit", bit)
-		}
-	}
-	if m.Transparent == 1 {
-		return fmt.Errorf("check marks: transparent is bit 0, and the bit below is needed too")
-	}
-	if m.Masquerade&m.Own() != 0 {
-		return fmt.Errorf("check marks: masquerade %#x is one of kproxy's own two bits %#x", m.Masquerade, m.Own())
-	}
-	return nil
-}

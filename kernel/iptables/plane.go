@@ -18,9 +18,6 @@ var _ steering.RulesetPlane = (*Plane)(nil)
 
 // NewPlane returns the layer. It opens the sockets of a [Watch].
 func NewPlane(e *steering.Env) (*Plane, error) {
-	if err := e.Options.Validate(); err != nil {
-		return nil, err
-	}
 	b := New(e)
 	w, err := NewWatch(b)
 	if err != nil {

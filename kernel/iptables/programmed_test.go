@@ -147,16 +147,3 @@ func TestRendererRemembers(t *testing.T) {
 		}
 	}
 }
-
-func TestOptionsValidate(t *testing.T) {
-	t.Parallel()
-	if err := options().Validate(); err != nil {
-		t.Errorf("good options: %v", err)
-	}
-	err := steering.Options{Marks: kernel.Marks{Masquerade: 3, Transparent: 0}}.Validate()
-	for _, want := range []string{"0x3 isn't a single bit", "listener ports"} {
-		if err == nil || !strings.Contains(err.Error(), want) {
-			t.Errorf("Validate = %v, want it to mention %q", err, want)
-		}
-	}
-}

@@ -1,7 +1,6 @@
 package steering
 
 import (
-	"errors"
 	"fmt"
 	"slices"
 
@@ -56,18 +55,6 @@ func (o Options) Families() []service.Family {
 func (o Options) Accepted() string {
 	bit := o.Marks.Accepted()
 	return fmt.Sprintf("-m connmark --mark %#x/%#x", bit, bit)
-}
-
-// Validate reports every problem.
-func (o Options) Validate() error {
-	var errs []error
-	if err := o.Marks.Validate(); err != nil {
-		errs = append(errs, err)
-	}
-	if o.TCPPort == 0 || o.UDPPort == 0 {
-		errs = append(errs, fmt.Errorf("check listener ports: TCP %d and UDP %d must both be known", o.TCPPort, o.UDPPort))
-	}
-	return errors.Join(errs...)
 }
 
 // Render returns the rules and sets that all services share. It is pure: equal plans and
