@@ -63,13 +63,7 @@ func (d *Driver) Abilities(s *service.Snapshot, now time.Time) plan.Abilities {
 }
 
 // Sysctls are the kernel settings that IPVS is to have.
-func (d *Driver) Sysctls() ([]kernel.Sysctl, error) {
-	release, err := kernel.Release()
-	if err != nil {
-		return nil, err
-	}
-	return Sysctls(release, d.StrictARP), nil
-}
+func (d *Driver) Sysctls() []kernel.Sysctl { return Sysctls(d.StrictARP) }
 
 // InSteering returns what steering knows of IPVS.
 func (d *Driver) InSteering() steering.Plane { return InSteering }

@@ -24,11 +24,7 @@ import (
 // namespace of the calling thread.
 func wholeBackend(t *testing.T) (kernel.Backend, kernel.SetStore) {
 	t.Helper()
-	release, err := kernel.Release()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if _, err := kernel.EnsureSysctls(append(kernel.Sysctls(), ipvs.Sysctls(release, false)...)); err != nil {
+	if _, err := kernel.EnsureSysctls(append(kernel.Sysctls(), ipvs.Sysctls(false)...)); err != nil {
 		t.Fatal(err)
 	}
 	if err := steering.DefaultRouting().Ensure(); err != nil { // to the listener
