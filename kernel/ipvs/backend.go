@@ -89,7 +89,7 @@ func (b *Backend) Apply(ctx context.Context, ops kernel.Ops) (kernel.Applied, er
 	b.expected = nil
 	a := kernel.Applied{Failed: map[service.Key]error{}}
 	if b.servers == nil {
-		if _, err := b.read(nil); err != nil {
+		if _, _, err := b.read(nil); err != nil {
 			return a, err
 		}
 	}

@@ -63,7 +63,7 @@ func removals(t Table, link Link, sets kernel.SetStore) ([]Request, error) {
 	if _, err := link.State(); errors.Is(err, ErrForeignLink) {
 		b.config.Link = noLink{}
 	}
-	if _, err := b.read(nil); err != nil {
+	if _, _, err := b.read(nil); err != nil {
 		return nil, err
 	}
 	all, err := t.List()

@@ -20,7 +20,7 @@ func (b *Backend) Drain(ctx context.Context) (left int, err error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if b.servers == nil {
-		if _, err := b.read(nil); err != nil {
+		if _, _, err := b.read(nil); err != nil {
 			return 0, err
 		}
 	}

@@ -43,14 +43,16 @@ func read(p service.Protocol, at netip.AddrPort) (*counted, error) {
 		return nil, err
 	}
 	defer t.Close()
-	s, destinations, err := t.get(kernel.Virtual{Protocol: p, Address: at})
-	if s == nil || err != nil {
+	found, err := t.services([]kernel.Virtual{{Protocol: p, Address: at}})
+	if len(found) == 0 || err != nil {
 		return nil, err
 	}
-	v, ok := virtualOf(s)
-	if !ok {
-		return nil, nil
+	s := found[0]
+	destinations, err := t.handle.GetDestinations(s)
+	if err != nil {
+		return nil, fmt.Errorf("list real servers of %s %s: %w", p, at, classify(err))
 	}
+	v, _ := virtualOf(s)
 	out := &counted{Virtual: v, packets: uint64(s.Stats.PacketsIn), bytes: s.Stats.BytesIn}
 	for _, d := range destinations {
 		out.reals = append(out.reals, countedReal{

@@ -19,45 +19,38 @@ func (b *Backend) Observe(ctx context.Context) (kernel.Ruleset, error) {
 	if err != nil {
 		return out, err
 	}
-	own, err := b.read(out.Sets)
+	own, record, err := b.read(out.Sets)
 	if err != nil {
 		return kernel.Ruleset{}, err
 	}
 	out.Virtuals, out.Addresses = own.Virtuals, own.Addresses
 	for i := range out.Sets {
 		if s := &out.Sets[i]; isRecord(*s) {
-			s.Entries = nil
-			for _, o := range own.Sets {
-				if o.Name == s.Name {
-					s.Entries = o.Entries
-				}
-			}
+			s.Entries = record[s.Name]
 		}
 	}
 	return out, nil
 }
 
 // read reads virtual servers, link and record, remembers what is kproxy's, mends
-// the record, and returns the virtual servers, addresses, and sets of the record
-// with entries only. Sets are those that were read just before; nil to have
-// them read.
-func (b *Backend) read(sets []kernel.Set) (kernel.Ruleset, error) {
-	var out kernel.Ruleset
+// the record, and returns the virtual servers, the addresses, and the entries of the
+// record by set. Sets are those that were read just before; nil to have them read.
+func (b *Backend) read(sets []kernel.Set) (out kernel.Ruleset, mended map[string][]string, err error) {
 	servers, err := b.config.Table.List()
 	if err != nil {
-		return out, err
+		return out, nil, err
 	}
 	link, err := b.config.Link.State()
 	if err != nil {
-		return out, err
+		return out, nil, err
 	}
 	record, err := b.readRecord()
 	if err != nil {
-		return out, err
+		return out, nil, err
 	}
 	if sets == nil {
 		if sets, err = kernel.ReadSets(b.config.Sets); err != nil {
-			return out, err
+			return out, nil, err
 		}
 	}
 	v := view{record: record, old: b.servers, now: b.config.Now(), endpoints: endpointsOf(sets), onLink: map[netip.Addr]bool{}}
@@ -77,14 +70,8 @@ func (b *Backend) read(sets []kernel.Set) (kernel.Ruleset, error) {
 		}
 	}
 	out.Addresses = b.readAddresses(link)
-	mended, err := b.mend(record)
-	if err != nil {
-		return out, err
-	}
-	for name, list := range mended {
-		out.Sets = append(out.Sets, kernel.Set{Name: name, Entries: list})
-	}
-	return out, nil
+	mended, err = b.mend(record)
+	return out, mended, err
 }
 
 // readAddresses remembers what is on the link and returns those that are

@@ -63,12 +63,9 @@ func (s *schedulerProbes) learn(name string, now time.Time) {
 	} else if known {
 		s.log.Info("a scheduler of IPVS can be used now", "scheduler", name)
 	}
-	next := map[string]string{name: why}
-	for k, v := range s.known {
-		if k != name {
-			next[k] = v
-		}
-	}
+	next := map[string]string{}
+	maps.Copy(next, s.known)
+	next[name] = why
 	s.known = next // plans have the old one
 }
 

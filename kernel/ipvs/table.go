@@ -222,22 +222,6 @@ func decodeReal(attributes []byte, ipv6 bool) (r kernel.Real, connections int) {
 	return r, connections
 }
 
-// get asks for a virtual server and its real servers; nil if there is none.
-func (t *Netlink) get(v kernel.Virtual) (*ipvs.Service, []*ipvs.Destination, error) {
-	s, err := t.handle.GetService(serviceOf(v))
-	if err = classify(err); errors.Is(err, kernel.ErrNotFound) {
-		return nil, nil, nil
-	}
-	if err != nil {
-		return nil, nil, fmt.Errorf("read virtual server %s %s: %w", v.Protocol, v.Address, err)
-	}
-	destinations, err := t.handle.GetDestinations(s)
-	if err != nil {
-		return nil, nil, fmt.Errorf("list real servers of %s %s: %w", v.Protocol, v.Address, classify(err))
-	}
-	return s, destinations, nil
-}
-
 // sortServers brings virtual servers, and each one's real servers, in order.
 func sortServers(servers []Server) {
 	for i := range servers {
