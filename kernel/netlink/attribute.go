@@ -78,12 +78,7 @@ func AppendText(b []byte, typ uint16, s string) []byte {
 
 // AppendAddr appends an address.
 func AppendAddr(b []byte, typ uint16, a netip.Addr) []byte {
-	if a.Is4() {
-		v4 := a.As4()
-		return Append(b, typ, v4[:]...)
-	}
-	v6 := a.As16()
-	return Append(b, typ, v6[:]...)
+	return Append(b, typ, a.AsSlice()...)
 }
 
 // AppendUint16 and AppendUint32 append numbers in network byte order, which
