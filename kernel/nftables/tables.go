@@ -500,10 +500,10 @@ func newScope(services bool) *scope {
 	return s
 }
 
-// shared are the sets in which several services may have the same element.
-func shared(set string) bool {
-	return set == setEndpoints || set == setLeaving || set == setClusterIP || set == setLeft
-}
+// sharedSets are those in which several services may have the same element.
+var sharedSets = []string{setEndpoints, setLeaving, setClusterIP, setLeft}
+
+func shared(set string) bool { return slices.Contains(sharedSets, set) }
 
 // common is an element of those. There is one for every endpoint, so it is small, and without pointers that
 // would keep all that was allocated with its key, and that the garbage collector would follow.
@@ -511,32 +511,17 @@ type common struct {
 	address  [16]byte
 	port     [2]byte
 	protocol byte
-	set      byte
+	set      byte // of sharedSets
 }
-
-// The sets of these.
-const (
-	commonEndpoint = iota
-	commonLeaving
-	commonClusterIP
-	commonLeft
-)
 
 func (m *member) common() common {
 	n := typeAddr[m.family].size
 	a, _ := netip.AddrFromSlice([]byte(m.Key[:n]))
-	c := common{address: a.As16()}
-	switch m.set {
-	case setClusterIP:
-		c.set = commonClusterIP
-		return c
-	case setLeaving:
-		c.set = commonLeaving
-	case setLeft:
-		c.set = commonLeft
+	c := common{address: a.As16(), set: byte(slices.Index(sharedSets, m.set))}
+	if m.set != setClusterIP {
+		port := m.Key[n+registerAlign:]
+		c.port, c.protocol = [2]byte{port[0], port[1]}, m.Key[n]
 	}
-	port := m.Key[n+registerAlign:]
-	c.port, c.protocol = [2]byte{port[0], port[1]}, m.Key[n]
 	return c
 }
 
