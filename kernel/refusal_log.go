@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"net/netip"
 	"os"
-	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -70,10 +69,7 @@ type Refusal struct {
 
 // RefusalLog reads what those rules log. It is bound to the network namespace of the thread that
 // called [OpenRefusalLog].
-type RefusalLog struct {
-	file *os.File
-	raw  syscall.RawConn
-}
+type RefusalLog struct{ file *os.File }
 
 // What x/sys/unix doesn't have of linux/netfilter/nfnetlink_log.h.
 const (
@@ -112,11 +108,8 @@ func OpenRefusalLog() (*RefusalLog, error) {
 		b = append(b, unix.AF_UNSPEC, unix.NFNETLINK_V0, RefusalGroup>>8, RefusalGroup&0xff)
 		return append(b, settings[i]...)
 	}, func(_ int, _ []byte, err error) { refused = errors.Join(refused, err) })
-	l := &RefusalLog{file: os.NewFile(uintptr(socket.FD), "log of refusals")}
-	if err = errors.Join(err, refused); err == nil {
-		l.raw, err = l.file.SyscallConn()
-	}
-	if err != nil {
+	l := &RefusalLog{os.NewFile(uintptr(socket.FD), "log of refusals")}
+	if err = errors.Join(err, refused); err != nil {
 		return nil, errors.Join(fmt.Errorf("read netfilter's log group %d: %w", RefusalGroup, err), l.Close())
 	}
 	return l, nil
@@ -132,18 +125,11 @@ func (l *RefusalLog) Run(ctx context.Context, f func(Refusal)) error {
 	defer stop()
 	buf := make([]byte, logRoom)
 	for {
-		var n int
-		var err error
-		waitErr := l.raw.Read(func(fd uintptr) bool {
-			n, err = unix.Read(int(fd), buf)
-			return err != unix.EAGAIN
-		})
+		n, err := l.file.Read(buf)
 		switch {
 		case ctx.Err() != nil:
 			return nil
-		case waitErr != nil:
-			return fmt.Errorf("read log of refusals: %w", waitErr)
-		case err == unix.EINTR, err == unix.ENOBUFS:
+		case errors.Is(err, unix.ENOBUFS):
 			continue
 		case err != nil:
 			return fmt.Errorf("read log of refusals: %w", err)
