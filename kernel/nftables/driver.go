@@ -210,7 +210,7 @@ func tableText(p *plan.Plan, o *Options, f service.Family) string {
 	if o.Flowtable {
 		b.WriteString(flowtableText())
 	}
-	for _, c := range newRules(o, f, &p.Policy).withTreatments(scope.wanted(f)) {
+	for _, c := range newRules(o, f, &p.Policy).withTreatments(scope.treatments[f]) {
 		b.WriteString(c.text())
 	}
 	b.WriteString("}\n")
@@ -309,7 +309,7 @@ func (d *Driver) Diff(_ context.Context, p *plan.Plan, s kernel.Settings) (strin
 	add("+", x.come)
 	for _, f := range t.families {
 		wanted := map[string]bool{}
-		for _, c := range newRules(&o, f, &p.Policy).withTreatments(scope.wanted(f)) {
+		for _, c := range newRules(&o, f, &p.Policy).withTreatments(scope.treatments[f]) {
 			wanted[c.Name] = true
 			if is, there := chains[f][c.Name]; !there {
 				lines = append(lines, fmt.Sprintf("+ %s chain %s\n", nfWord(f), c.Name))

@@ -60,7 +60,7 @@ func (p *Plane) Compare(one *plan.Plan, f service.Family) (out []kernel.Mismatch
 		}
 	}
 	chains, err := t.readRules()
-	for _, c := range newRules(p.options, f, &one.Policy).withTreatments(scope.wanted(f)) {
+	for _, c := range newRules(p.options, f, &one.Policy).withTreatments(scope.treatments[f]) {
 		if n := chains[f][c.Name].rules; err == nil && n != len(c.Rules) {
 			out = append(out, kernel.Mismatch{Object: "chain " + c.Name + in, Planned: countText(len(c.Rules)), Kernel: countText(n)})
 		}

@@ -260,20 +260,20 @@ func (p *Plane) chains(f service.Family, is *plan.Plan, whole bool, d *differenc
 		_, written, _ := t.writeChains(f, r.chains())
 		whole = len(written) > 0
 	}
-	wanted := p.held.wanted(f)
-	touched := map[treatment]bool{}
+	wanted, touched := p.held.treatments[f], map[treatment]int{}
 	for _, x := range d.touched[f] {
-		touched[x] = wanted[x]
+		if wanted[x] > 0 {
+			touched[x] = wanted[x]
+		}
 		for _, c := range r.treat(x) {
 			if _, there := t.chains[f][c.Name]; there {
-				t.use(f, c.Name, wanted[x])
+				t.use(f, c.Name, wanted[x] > 0)
 			}
 		}
 	}
 	if whole {
 		return r.withTreatments(wanted)
 	}
-	maps.DeleteFunc(touched, func(_ treatment, wanted bool) bool { return !wanted })
 	return r.treatments(touched)
 }
 
@@ -381,7 +381,7 @@ func (p *Plane) learn(whole bool, written [2]map[string]code) error {
 			continue
 		}
 		wanted := map[string]bool{}
-		for _, c := range newRules(p.options, f, &p.want.Policy).withTreatments(p.held.wanted(f)) {
+		for _, c := range newRules(p.options, f, &p.want.Policy).withTreatments(p.held.treatments[f]) {
 			wanted[c.Name] = true
 		}
 		for name := range have[f] {

@@ -103,11 +103,11 @@ func (r *rules) treat(t treatment) []Chain {
 }
 
 // withTreatments are the chains of the family with those of treatments, in a fixed order.
-func (r *rules) withTreatments(wanted map[treatment]bool) []Chain {
+func (r *rules) withTreatments(wanted map[treatment]int) []Chain {
 	return append(r.chains(), r.treatments(wanted)...)
 }
 
-func (r *rules) treatments(wanted map[treatment]bool) (out []Chain) {
+func (r *rules) treatments(wanted map[treatment]int) (out []Chain) {
 	for t := range wanted {
 		out = append(out, r.treat(t)...)
 	}

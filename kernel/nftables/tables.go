@@ -488,7 +488,7 @@ type scope struct {
 	plan       *plan.Plan       // whose elements the kernel holds; nil if that isn't known
 	sizes      map[place]int    // how many there are; keys are empty
 	counts     map[common]int32 // how many services want an element of a set that they share
-	treatments [2]map[treatment]int
+	treatments [2]map[treatment]int // those in use, and how often
 }
 
 func newScope(services bool) *scope {
@@ -587,15 +587,6 @@ func (s *scope) countTreatments(m *members, by int) {
 			}
 		}
 	}
-}
-
-// wanted are the treatments in use.
-func (s *scope) wanted(f service.Family) map[treatment]bool {
-	out := map[treatment]bool{}
-	for t := range s.treatments[f] {
-		out[t] = true
-	}
-	return out
 }
 
 // change returns what leads from the elements of the plan that the kernel holds to those
