@@ -6,6 +6,7 @@ import (
 	"errors"
 	"os/exec"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -72,12 +73,7 @@ func Classify(e *ExecError) {
 		e.Line, _ = strconv.Atoi(m[1])
 	}
 	has := func(parts ...string) bool {
-		for _, p := range parts {
-			if strings.Contains(msg, p) {
-				return true
-			}
-		}
-		return false
+		return slices.ContainsFunc(parts, func(p string) bool { return strings.Contains(msg, p) })
 	}
 	switch {
 	case has("xtables lock") || e.Status == lockedStatus && has("Resource temporarily unavailable"):

@@ -91,11 +91,7 @@ func (b *Backend) deleteChains(ctx context.Context, f service.Family, chains []k
 	if len(chains) == 0 {
 		return nil
 	}
-	var empty []kernel.Chain
-	for _, c := range chains {
-		empty = append(empty, kernel.Chain{Table: c.Table, Name: c.Name})
-	}
-	err := b.restore(ctx, f, deleteText(empty))
+	err := b.restore(ctx, f, deleteText(chains))
 	if err == nil {
 		a.Chains += len(chains)
 		return nil
@@ -106,9 +102,9 @@ func (b *Backend) deleteChains(ctx context.Context, f service.Family, chains []k
 	// Some foreign rule, or a service whose change was refused, still leads to
 	// one of them: each on its own.
 	var errs *multierror.Error
-	for i := range empty {
-		if err := b.restore(ctx, f, deleteText(empty[i:i+1])); err != nil {
-			errs = multierror.Append(errs, fmt.Errorf("delete %s chain %s: %w", f, empty[i].Name, err))
+	for i := range chains {
+		if err := b.restore(ctx, f, deleteText(chains[i:i+1])); err != nil {
+			errs = multierror.Append(errs, fmt.Errorf("delete %s chain %s: %w", f, chains[i].Name, err))
 			continue
 		}
 		a.Chains++
