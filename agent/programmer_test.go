@@ -136,7 +136,8 @@ func newModelHost(t *testing.T) *modelHost {
 			t.Fatal(err)
 		}
 	}
-	o := iptables.DefaultOptions()
+	o := steering.DefaultOptions()
+	o.Planes = []steering.Plane{iptables.InSteering}
 	o.TCPPort, o.UDPPort = 10244, 10244
 	m := &modelHost{host: host, backend: &gate{Backend: host.Rules(&kerneltest.Faults{})}, watch: &expectations{}}
 	m.stack(&over{RulesetPlane: &iptables.Plane{Renderer: iptables.NewRenderer(o)}, backend: m.backend, Watch: m.watch})

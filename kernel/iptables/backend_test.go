@@ -19,7 +19,8 @@ import (
 var variants = []kernel.Variant{kernel.VariantNFT(), kernel.VariantLegacy()}
 
 func options() steering.Options {
-	o := iptables.DefaultOptions()
+	o := steering.DefaultOptions()
+	o.Planes = []steering.Plane{iptables.InSteering}
 	o.TCPPort, o.UDPPort = 4001, 4002
 	return o
 }

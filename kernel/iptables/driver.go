@@ -44,3 +44,14 @@ func (d *Driver) Open(e *steering.Env, _ steering.RulesetPlane, _ bool) (steerin
 	}
 	return NewPlane(e)
 }
+
+// The chains at which the trees begin that lead to services.
+const (
+	chainDispatch  = kernel.Prefix + "DISPATCH"
+	chainNodePorts = kernel.Prefix + "NODEPORTS"
+)
+
+// InSteering is what steering knows of connections that the chains of services rewrite.
+var InSteering = steering.Plane{Name: plan.IPTables, Rules: func(steering.Rules) steering.PlaneRules {
+	return steering.PlaneRules{NAT: true, Dispatch: chainDispatch, NodePorts: chainNodePorts, AcceptIn: []string{"FORWARD"}}
+}}

@@ -19,8 +19,8 @@ import (
 )
 
 func rulesOptions() steering.Options {
-	o := iptables.DefaultOptions()
-	o.Planes = append(o.Planes, ipvs.InSteering)
+	o := steering.DefaultOptions()
+	o.Planes = []steering.Plane{iptables.InSteering, ipvs.InSteering}
 	o.TCPPort, o.UDPPort = 4001, 4002
 	return o
 }

@@ -131,8 +131,8 @@ func (w *world) proxyOf(pref service.Preference) (*trace.Proxy, error) {
 		}
 		return proxy, err
 	}
-	rules, virtuals := iptables.DefaultOptions(), steering.DefaultOptions()
-	rules.Planes = append(rules.Planes, ipvs.InSteering)
+	rules, virtuals := steering.DefaultOptions(), steering.DefaultOptions()
+	rules.Planes = []steering.Plane{iptables.InSteering, ipvs.InSteering}
 	rules.TCPPort, rules.UDPPort = 10244, 10244
 	rules.SocketMatch, rules.CatchRefusals = host.SocketMatch, host.CatchRefusals
 	rules.DropInvalid = !kernel.LiberalConntrack()

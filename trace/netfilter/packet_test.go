@@ -54,7 +54,8 @@ func newScene(t *testing.T, f service.Family) *scene {
 }
 
 func options() steering.Options {
-	o := iptables.DefaultOptions()
+	o := steering.DefaultOptions()
+	o.Planes = []steering.Plane{iptables.InSteering}
 	o.TCPPort, o.UDPPort = 4001, 4002
 	return o
 }
