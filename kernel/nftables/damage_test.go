@@ -285,7 +285,7 @@ func TestAdoption(t *testing.T) {
 	tableOf := func(comment string) {
 		run(t, "nft delete table ip kproxy\nnft -f - <<END\nadd table ip kproxy { comment \""+comment+"\"; }\nEND\nnft add map ip kproxy services '{ type ipv4_addr : verdict; }'")
 	}
-	tableOf("kproxy's, layout 0")
+	tableOf("kproxy, layout 0")
 	n.restart()
 	n.program(p)
 	if now := n.listing(); sorted(now) != sorted(want) {
@@ -388,7 +388,7 @@ func TestTablesOfAnotherRelease(t *testing.T) {
 	p := plane(kerneltest.Service("web", service.TCP, kerneltest.Cluster("10.96.0.1:80"), kerneltest.Endpoints("10.1.0.1:80"), kerneltest.InUserspace))
 	run(t, `nft -f - <<END
 table ip kproxy {
-	comment "kproxy's, layout 0"
+	comment "kproxy, layout 0"
 	set userspace {
 		type ipv4_addr . inet_proto . inet_service
 		elements = { 10.96.0.1 . tcp . 80 }

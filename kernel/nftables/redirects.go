@@ -49,13 +49,8 @@ func (p *Plane) Follow(_ context.Context, x *plan.Plan, d plan.Delta) (r kernel.
 	changes := s.whole(t.families, have, x, nil)
 	var requests [][]byte
 	for _, f := range t.families {
-		// The chains that refused services lead to. An earlier release's rules may be there, which
-		// drop nothing by themselves.
+		// The chains that refused services lead to.
 		requests = append(requests, newChain(f, &Chain{Name: chainReject}), newChain(f, &Chain{Name: chainElsewhere}))
-		if _, written := t.chains[f][chainElsewhere]; !written {
-			dropping := rule(drop)
-			requests = append(requests, flushChain(f, chainElsewhere), newRule(f, chainElsewhere, &dropping))
-		}
 	}
 	if r.Err = t.commit(append(requests, changes.requests(t)...)); r.Err != nil {
 		return r

@@ -22,7 +22,7 @@ import (
 // and is replaced as a whole; one with another comment, or none, isn't kproxy's.
 const layout = owner + "layout 2"
 
-const owner, ownerOnce = "kproxy, ", "kproxy's, "
+const owner = "kproxy, "
 
 // maker says whose a table of kproxy's name is.
 type maker int
@@ -162,7 +162,7 @@ func (t *tables) find(f service.Family) (found maker, err error) {
 		case netlink.Text(attribute(b, unix.NFTA_TABLE_NAME)) != Name:
 		case about == layout:
 			found = current
-		case strings.HasPrefix(about, owner), strings.HasPrefix(about, ownerOnce):
+		case strings.HasPrefix(about, owner):
 			found = old
 		default:
 			found = another
