@@ -150,11 +150,15 @@ func (b *Backend) setVirtuals(changes []kernel.VirtualChange, errs *errorsOf) []
 }
 
 // putOtherwise returns the error that is left of a request's: what was to be edited is
-// added where it was deleted, and what another program has added is left to it.
+// added where it was deleted, a real server that is there is edited, and a virtual server
+// that another program has added is left to it.
 func (b *Backend) putOtherwise(r Request, err error) error {
 	switch {
 	case r.Do == Edit && errors.Is(err, kernel.ErrNotFound): // it was deleted
 		r.Do = Add
+		return one(b.config.Table, r)
+	case r.Do == Add && errors.Is(err, ErrExists) && r.ofReal():
+		r.Do = Edit
 		return one(b.config.Table, r)
 	case r.Do == Add && errors.Is(err, ErrExists): // another program was faster
 		entry := b.newEntries()
@@ -180,15 +184,7 @@ func (b *Backend) setReals(changes []kernel.VirtualChange, forget *entries, errs
 	}
 	for i, err := range b.config.Table.Change(requests...) {
 		r, s := requests[i], of[i]
-		switch {
-		case r.Do == Add && errors.Is(err, ErrExists):
-			r.Do = Edit
-			err = one(b.config.Table, r)
-		case r.Do == Edit && errors.Is(err, kernel.ErrNotFound):
-			r.Do = Add
-			err = one(b.config.Table, r)
-		}
-		if err != nil {
+		if err = b.putOtherwise(r, err); err != nil {
 			errs.add(s.Owner, err)
 			continue
 		}
