@@ -485,9 +485,9 @@ type scope struct {
 	names    []string
 	services bool // those of services too
 
-	plan       *plan.Plan       // whose elements the kernel holds; nil if that isn't known
-	sizes      map[place]int    // how many there are; keys are empty
-	counts     map[common]int32 // how many services want an element of a set that they share
+	plan       *plan.Plan           // whose elements the kernel holds; nil if that isn't known
+	sizes      map[place]int        // how many there are; keys are empty
+	counts     map[common]int32     // how many services want an element of a set that they share
 	treatments [2]map[treatment]int // those in use, and how often
 }
 
