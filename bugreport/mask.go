@@ -169,7 +169,7 @@ func isHex(c byte) bool { return c >= '0' && c <= '9' || c >= 'a' && c <= 'f' ||
 // addressAtMost is how long an address is, with a separator after it.
 const addressAtMost = len("ffff:ffff:ffff:ffff:ffff:ffff:255.255.255.255:")
 
-// prefixLength is what follows the address of a network; hardwareAddress is one of Ethernet.
+// prefixLength matches the length behind the address of a network, hardwareAddress one of Ethernet.
 var (
 	prefixLength    = regexp.MustCompile(`^/[0-9]{1,3}`)
 	hardwareAddress = regexp.MustCompile(`^(?:[0-9A-Fa-f]{2}:){5}[0-9A-Fa-f]{2}$`)

@@ -71,7 +71,7 @@ func newGroup(v *view, backends []plan.Backend, old *group) *group {
 	return g
 }
 
-// noEndpoints is the group of all that have no endpoint: most services have some, in a
+// noEndpoints serves all groups without endpoints: most services have some, in a
 // family that they aren't served in and for traffic policy Local.
 var noEndpoints = &group{}
 

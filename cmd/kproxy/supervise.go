@@ -164,7 +164,7 @@ func (w *worker) release() {
 	clear(w.said)
 }
 
-// supervisorMetadata is the name by which a command finds its program's *supervised; nil where it isn't a worker.
+// supervisorMetadata names the *supervised among a program's metadata; there is none where it isn't a worker.
 const supervisorMetadata = "supervisor"
 
 // supervised is a worker's way to its supervisor.

@@ -500,7 +500,7 @@ func newScope(services bool) *scope {
 	return s
 }
 
-// sharedSets are those in which several services may have the same element.
+// sharedSets lists the sets in which several services may have the same element.
 var sharedSets = []string{setEndpoints, setLeaving, setClusterIP, setLeft}
 
 func shared(set string) bool { return slices.Contains(sharedSets, set) }
