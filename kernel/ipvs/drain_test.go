@@ -20,7 +20,9 @@ func drainWorld(t *testing.T) (*kerneltest.Network, *host) {
 	n.Serve(2, "two", 8080)
 	n.Serve(3, "three", 8080)
 	h := newHost(t)
-	_, err := kernel.EnsureSysctls(ipvs.Sysctls(false))
+	release, err := kernel.Release()
+	h.must(err)
+	_, err = kernel.EnsureSysctls(ipvs.Sysctls(release, false))
 	h.must(err)
 	return n, h
 }
@@ -197,7 +199,7 @@ func TestUDPGoesElsewhere(t *testing.T) {
 			n.Serve(2, "two", 8080)
 			n.Serve(3, "three", 8080)
 			h := newHost(t)
-			_, err := kernel.EnsureSysctls(ipvs.Sysctls(false))
+			_, err := kernel.EnsureSysctls(ipvs.Sysctls("6.1.0", false))
 			h.must(err)
 			x := of[f]
 			h.bring(ruleset(virtual(service.UDP, x.vip, x.three)))

@@ -63,7 +63,13 @@ func (d *Driver) Abilities(s *service.Snapshot, now time.Time) plan.Abilities {
 }
 
 // Sysctls are the kernel settings that IPVS is to have.
-func (d *Driver) Sysctls() []kernel.Sysctl { return Sysctls(d.StrictARP) }
+func (d *Driver) Sysctls() ([]kernel.Sysctl, error) {
+	release, err := kernel.Release()
+	if err != nil {
+		return nil, err
+	}
+	return Sysctls(release, d.StrictARP), nil
+}
 
 // InSteering returns what steering knows of IPVS.
 func (d *Driver) InSteering() steering.Plane { return InSteering }

@@ -24,7 +24,11 @@ import (
 // namespace of the calling thread.
 func wholeBackend(t *testing.T) (kernel.Backend, kernel.SetStore) {
 	t.Helper()
-	if _, err := kernel.EnsureSysctls(append(kernel.Sysctls(), ipvs.Sysctls(false)...)); err != nil {
+	release, err := kernel.Release()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := kernel.EnsureSysctls(append(kernel.Sysctls(), ipvs.Sysctls(release, false)...)); err != nil {
 		t.Fatal(err)
 	}
 	if err := steering.DefaultRouting().Ensure(); err != nil { // to the listener

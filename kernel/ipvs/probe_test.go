@@ -117,13 +117,26 @@ func TestTimeouts(t *testing.T) {
 }
 
 func TestSysctls(t *testing.T) {
-	plain, strict := ipvs.Sysctls(false), ipvs.Sysctls(true)
-	for _, s := range plain {
-		if s.Reason == "" || strings.Contains(s.Name, "arp") {
-			t.Errorf("%+v", s)
+	for release, want := range map[string]string{
+		"6.1.0-56-amd64": "1", "5.9.0": "1", "5.10-rc1": "1", "5.8.18": "0", "4.19.0-27-amd64": "0", "nonsense": "1", "5": "1", "5.4-arch": "0",
+	} {
+		found := false
+		for _, s := range ipvs.Sysctls(release, false) {
+			if s.Reason == "" || strings.Contains(s.Name, "arp") {
+				t.Errorf("%s: %+v", release, s)
+			}
+			if s.Name == "net.ipv4.vs.conn_reuse_mode" {
+				found = true
+				if s.Value != want {
+					t.Errorf("%s: conn_reuse_mode %s, want %s", release, s.Value, want)
+				}
+			}
+		}
+		if !found {
+			t.Errorf("%s: no conn_reuse_mode", release)
 		}
 	}
-	if len(strict) != len(plain)+2 {
+	if plain, strict := ipvs.Sysctls("6.1.0", false), ipvs.Sysctls("6.1.0", true); len(strict) != len(plain)+2 {
 		t.Errorf("strict ARP adds %d settings", len(strict)-len(plain))
 	}
 }
@@ -133,7 +146,11 @@ func TestSysctlsOfKernel(t *testing.T) {
 	kerneltest.Namespace(t)
 	needsIPVS(t)
 	newHost(t)
-	settings := ipvs.Sysctls(true)
+	release, err := kernel.Release()
+	if err != nil {
+		t.Fatal(err)
+	}
+	settings := ipvs.Sysctls(release, true)
 	if _, err := kernel.EnsureSysctls(settings); err != nil {
 		t.Fatal(err)
 	}

@@ -1,19 +1,22 @@
 package ipvs
 
-import "kproxy.dev/kproxy/kernel"
+import (
+	"strconv"
+	"strings"
+
+	"kproxy.dev/kproxy/kernel"
+)
 
 // Sysctls lists the kernel settings that IPVS is to have, beside those of
-// [kernel.Sysctls]. StrictARP makes the node answer ARP for addresses of the link that was
-// asked only, as load balancers on the same network need that announce service addresses
-// themselves.
-func Sysctls(strictARP bool) []kernel.Sysctl {
+// [kernel.Sysctls]. Release is the kernel's ("6.1.0-56-amd64"). StrictARP makes
+// the node answer ARP for addresses of the link that was asked only, as load
+// balancers on the same network need that announce service addresses themselves.
+func Sysctls(release string, strictARP bool) []kernel.Sysctl {
 	out := []kernel.Sysctl{
 		// Without it IPVS takes its packets past conntrack (ip_vs_update_conntrack):
 		// no masquerading, no marks, and nothing to count or list flows by.
 		{Name: "net.ipv4.vs.conntrack", Value: "1", Reason: "flows of virtual servers are masqueraded, marked and counted by conntrack"},
-		// What becomes of a client's port that comes again while IPVS remembers the connection before: with 1 it is
-		// scheduled anew, so that a client isn't bound to a real server that is gone (kubernetes/kubernetes#81775).
-		{Name: "net.ipv4.vs.conn_reuse_mode", Value: "1", Reason: "a client's port that comes again may go to another endpoint"},
+		reuse(release),
 		// The next packet of a flow whose real server is gone ends it, and a UDP flow
 		// goes to another one with the one after (ip_vs_in).
 		{Name: "net.ipv4.vs.expire_nodest_conn", Value: "1", Reason: "flows to endpoints that are gone end, instead of vanishing until they time out"},
@@ -28,4 +31,28 @@ func Sysctls(strictARP bool) []kernel.Sysctl {
 			kernel.Sysctl{Name: "net.ipv4.conf.all.arp_announce", Value: "2", Reason: why})
 	}
 	return out
+}
+
+// reuse decides what becomes of a client's port that comes again while IPVS
+// remembers the connection before. With 1 it is scheduled anew, so that a client
+// isn't bound to a real server that is gone (kubernetes/kubernetes#81775). Before
+// Linux 5.9 (f0a5e4d7a594) that took a second for a SYN to be sent again where
+// conntrack is on.
+func reuse(release string) kernel.Sysctl {
+	s := kernel.Sysctl{Name: "net.ipv4.vs.conn_reuse_mode", Value: "1", Reason: "a client's port that comes again may go to another endpoint"}
+	if olderThan(release, 5, 9) {
+		s.Value, s.Reason = "0", "a client's port that comes again isn't delayed by a second, as this kernel does otherwise"
+	}
+	return s
+}
+
+// olderThan compares a kernel's release; one that says nothing isn't old.
+func olderThan(release string, major, minor int) bool {
+	parts := strings.SplitN(release, ".", 3)
+	if len(parts) < 2 {
+		return false
+	}
+	a, errA := strconv.Atoi(parts[0])
+	b, errB := strconv.Atoi(strings.TrimRight(parts[1], "-+abcdefghijklmnopqrstuvwxyz"))
+	return errA == nil && errB == nil && (a < major || a == major && b < minor)
 }

@@ -83,6 +83,7 @@ func TestLeftovers(t *testing.T) {
 		{"iptables, legacy", func(h host) { h.restore(legacy, iptablesMode) }, "19 chains of iptables-legacy, 19 chains of ip6tables-legacy"},
 		{"ipvs", func(h host) { sets(h); h.run(ipvsMode, nft.Program[0]+"-restore", "--noflush") }, "11 chains of iptables-nft, 5 ipsets"},
 		{"ipvs, legacy", func(h host) { sets(h); h.run(ipvsMode, legacy.Program[0]+"-restore", "--noflush") }, "11 chains of iptables-legacy, 5 ipsets"},
+		{"former versions", func(h host) { h.restore(legacy, formerVersions) }, "8 chains of iptables-legacy, 8 chains of ip6tables-legacy"},
 		{"nftables", func(h host) { h.run(nftablesMode, "nft", "-f", "-") }, "the nftables table ip kube-proxy, the nftables table ip6 kube-proxy"},
 		{"one mode after the other", func(h host) {
 			h.restore(legacy, iptablesMode)

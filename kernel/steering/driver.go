@@ -57,7 +57,7 @@ type RulesetDriver interface {
 // loaded is a RulesetDriver that needs modules and settings of the kernel besides those of
 // iptables.
 type loaded interface {
-	Sysctls() []kernel.Sysctl
+	Sysctls() ([]kernel.Sysctl, error)
 }
 
 // retiree is a RulesetDriver whose connections need more than conntrack.
@@ -164,14 +164,19 @@ func (d *Driver) Abilities(s *service.Snapshot, now time.Time) []plan.Abilities 
 }
 
 // Sysctls implements [kernel.Driver].
-func (d *Driver) Sysctls() (out []kernel.Sysctl) {
+func (d *Driver) Sysctls() (out []kernel.Sysctl, err error) {
 	for _, l := range d.layers {
 		x, ok := l.(loaded)
-		if a := l.Abilities(nil, time.Time{}); ok && d.mode.Allows(a.Plane) && a.Host.Supported {
-			out = append(out, x.Sysctls()...)
+		if a := l.Abilities(nil, time.Time{}); !ok || !d.mode.Allows(a.Plane) || !a.Host.Supported {
+			continue
 		}
+		more, err := x.Sysctls()
+		if err != nil {
+			return nil, err
+		}
+		out = append(out, more...)
 	}
-	return out
+	return out, nil
 }
 
 // Variant is the variant of iptables that is programmed.
@@ -207,7 +212,7 @@ func (d *Driver) env(s kernel.Settings) *Env {
 	e := DefaultEnv(d.sets)
 	if h := d.host; h != nil {
 		e.Variant = h.Variant
-		e.SocketMatch, e.CatchRefusals, e.LogRefusals = h.SocketMatch, h.CatchRefusals, h.LogRefusals
+		e.RandomFully, e.SocketMatch, e.CatchRefusals, e.LogRefusals = h.RandomFully, h.SocketMatch, h.CatchRefusals, h.LogRefusals
 		e.SkipIPv6, e.DropInvalid, e.Routing.SkipIPv6 = !h.IPv6, !kernel.LiberalConntrack(), !h.IPv6
 	}
 	e.PassiveHealth, e.CatchRefusals = s.PassiveHealth, e.CatchRefusals && s.PassiveHealth // else the client would find no other endpoint

@@ -14,6 +14,8 @@ type Options struct {
 	Marks   kernel.Marks
 	TCPPort uint16 // of the shared listener
 	UDPPort uint16
+	// RandomFully masquerades with random source ports (iptables 1.6.2, Linux 3.13).
+	RandomFully bool
 	// SocketMatch says that the host has xt_socket, which transparent upstream
 	// connections need.
 	SocketMatch bool
@@ -39,7 +41,7 @@ type Options struct {
 // DefaultOptions returns options for a host that has everything. The
 // listener's ports and the planes are the caller's to fill in.
 func DefaultOptions() Options {
-	return Options{Marks: kernel.DefaultMarks(), SocketMatch: true, CatchRefusals: true, DropInvalid: true, LogRefusals: true, PassiveHealth: true}
+	return Options{Marks: kernel.DefaultMarks(), RandomFully: true, SocketMatch: true, CatchRefusals: true, DropInvalid: true, LogRefusals: true, PassiveHealth: true}
 }
 
 // Families returns the address families that rules are rendered for.

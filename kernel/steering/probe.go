@@ -19,6 +19,7 @@ type Host struct {
 	Caps        plan.Caps
 	Rules       plan.Capability // every rule of iptables that carries services works
 	Variant     kernel.Variant  // of iptables, the one that holds the host's rules
+	RandomFully bool            // MASQUERADE --random-fully works
 	SocketMatch bool            // -m socket works
 	Netmap      bool            // NETMAP works
 	// CatchRefusals: -m connbytes works

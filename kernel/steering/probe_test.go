@@ -35,7 +35,7 @@ func TestProbeOfThisHost(t *testing.T) {
 			t.Errorf("%s isn't supported: %s", c.Name, c.Reason)
 		}
 	}
-	if err := h.Missing(); err != nil || !h.Rules.Supported || !h.IPv6 || !h.SocketMatch {
+	if err := h.Missing(); err != nil || !h.Rules.Supported || !h.IPv6 || !h.RandomFully || !h.SocketMatch {
 		t.Errorf("Probe = %+v, missing %v", h, err)
 	}
 	if left, _ := sets.List(nil); len(left) > 0 {
@@ -83,7 +83,7 @@ func TestProbeSaysWhatIsMissing(t *testing.T) {
 		iptables     bool   // the mode works
 		check        func(h *steering.Host) bool
 	}{
-		{name: "nothing", iptables: true, check: func(h *steering.Host) bool { return h.IPv6 && h.SocketMatch }},
+		{name: "nothing", iptables: true, check: func(h *steering.Host) bool { return h.IPv6 && h.RandomFully && h.SocketMatch }},
 		{name: "privilege", capabilities: func() (uint64, error) { return 0, nil }, missing: "CAP_NET_ADMIN"},
 		{name: "raw sockets", capabilities: func() (uint64, error) { return 1 << 12, nil }, missing: "CAP_NET_RAW"},
 		{name: "iptables", without: "tables", missing: "install the Debian package iptables"},
@@ -93,7 +93,8 @@ func TestProbeSaysWhatIsMissing(t *testing.T) {
 		{name: "statistic", refuses: "statistic", check: func(h *steering.Host) bool {
 			return strings.Contains(h.Rules.Reason, "CONFIG_NETFILTER_XT_MATCH_STATISTIC")
 		}},
-		{name: "socket match", refuses: "-m socket", iptables: true, check: func(h *steering.Host) bool { return !h.SocketMatch }},
+		{name: "random-fully", refuses: "--random-fully", iptables: true, check: func(h *steering.Host) bool { return !h.RandomFully && h.SocketMatch }},
+		{name: "socket match", refuses: "-m socket", iptables: true, check: func(h *steering.Host) bool { return h.RandomFully && !h.SocketMatch }},
 		{name: "ip6tables", without: "ip6tables", iptables: true, check: func(h *steering.Host) bool { return !h.IPv6 }},
 	}
 	for _, tt := range tests {

@@ -50,7 +50,7 @@ var features = []feature{
 	{"masquerade", "nat", "-j MASQUERADE", "kernel option CONFIG_NETFILTER_XT_TARGET_MASQUERADE", byIPTables},
 	{"netmap", "nat", "-j NETMAP --to @network",
 		"kernel option CONFIG_NETFILTER_XT_TARGET_NETMAP; without it endpoints on a bridge see the node's address of its other pods while a service is in userspace", better},
-	{"masquerade --random-fully", "nat", "-j MASQUERADE --random-fully", "iptables 1.6.2 and Linux 3.13", byIPTables},
+	{"masquerade --random-fully", "nat", "-j MASQUERADE --random-fully", "iptables 1.6.2 and Linux 3.13; without it source ports may collide under load", better},
 }
 
 var (
@@ -108,6 +108,8 @@ func (p *Prober) probeRules(ctx context.Context, h *Host, sets kernel.SetStore) 
 			h.LogRefusals = c.Supported
 		case "netmap":
 			h.Netmap = c.Supported
+		case "masquerade --random-fully":
+			h.RandomFully = c.Supported
 		}
 		h.Caps.All = append(h.Caps.All, c)
 	}

@@ -270,6 +270,10 @@ func (s Rules) redirect(i int) string {
 // those that bear a stand-in's.
 func (s Rules) postrouting() []string {
 	m := s.Marks
+	masquerade := "-j MASQUERADE"
+	if s.RandomFully {
+		masquerade += " --random-fully"
+	}
 	mark := kernel.SetMark(m.Masquerade, m.Masquerade)
 	endpoint := kernel.InSet(s.Set(kernel.SetEndpoint), "dst,dst,dst")
 	var out []string
@@ -293,5 +297,5 @@ func (s Rules) postrouting() []string {
 	return append(out,
 		fmt.Sprintf("-m mark ! --mark %#x/%#x -j RETURN", m.Masquerade, m.Masquerade),
 		kernel.SetMark(m.Masquerade, 0),
-		"-j MASQUERADE --random-fully")
+		masquerade)
 }

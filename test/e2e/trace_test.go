@@ -134,7 +134,7 @@ func (w *world) proxyOf(pref service.Preference) (*trace.Proxy, error) {
 	rules, virtuals := steering.DefaultOptions(), steering.DefaultOptions()
 	rules.Planes = []steering.Plane{iptables.InSteering, ipvs.InSteering}
 	rules.TCPPort, rules.UDPPort = 10244, 10244
-	rules.SocketMatch, rules.CatchRefusals = host.SocketMatch, host.CatchRefusals
+	rules.RandomFully, rules.SocketMatch, rules.CatchRefusals = host.RandomFully, host.SocketMatch, host.CatchRefusals
 	rules.DropInvalid = !kernel.LiberalConntrack()
 	virtuals.CatchRefusals = host.CatchRefusals
 	proxy.Render = func(p *plan.Plan) kernel.Ruleset {
