@@ -51,7 +51,7 @@ const (
 	chainNodePorts = kernel.Prefix + "NODEPORTS"
 )
 
-// InSteering is what steering knows of connections that the chains of services rewrite.
+// InSteering tells steering of connections that the chains of services rewrite.
 var InSteering = steering.Plane{Name: plan.IPTables, Rules: func(steering.Rules) steering.PlaneRules {
 	return steering.PlaneRules{NAT: true, Dispatch: chainDispatch, NodePorts: chainNodePorts, AcceptIn: []string{"FORWARD"}}
 }}

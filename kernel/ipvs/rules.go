@@ -136,7 +136,7 @@ const (
 	chainSwallow = kernel.Prefix + "SWALLOW" // and clients are not
 )
 
-// InSteering is what steering knows of connections to virtual servers. For conntrack they aren't rewritten
+// InSteering tells steering of connections to virtual servers. For conntrack they aren't rewritten
 // (no DNAT), so a mark of the connection tells them from the first packet on. IPVS takes
 // packets on their way into the node and sends them on their way out; what this node's
 // own programs may do is for the host to say, in every data plane.
