@@ -58,7 +58,7 @@ func (a *Agent) openPassive() {
 	c := passive.Config{
 		Log: a.log, Node: a.node, Prober: passive.Network{Network: probe.Network{Mark: a.marks().Own()}},
 		Endpoints: a.mayBeEjected, Flows: func(to []health.Endpoint) (map[health.Endpoint][]passive.Flow, error) {
-			return flows.To(a.staleFlows.List, to)
+			return flows.To(a.conntrack.List, to)
 		}, Changed: a.ejectionsChanged,
 		Spare: func(e health.Endpoint, d time.Duration) {
 			if e.Protocol != service.TCP {

@@ -202,6 +202,19 @@ func (c *Client) Delete(f Flow) error {
 	return nil
 }
 
+// DeleteUnanswered deletes the TCP entries of which the answers would come from an endpoint, but none has. The kernel
+// does it in half a millisecond where it lists an empty table in ten. It fails before Linux 6.11, and with IPv6.
+func (c *Client) DeleteUnanswered(endpoint netip.AddrPort) error {
+	err := errors.ErrUnsupported // of IPv6 the kernel would delete all others, see appendFilter
+	if endpoint.Addr().Is4() {
+		_, err = c.do(func(b []byte) []byte { return appendDeleteUnanswered(b, service.TCP, endpoint) })
+	}
+	if err != nil {
+		return fmt.Errorf("delete unanswered entries to %s: %w", endpoint, err)
+	}
+	return nil
+}
+
 // Restore puts back the entry of a redirected flow that has been deleted while
 // both ends still use it, f being the entry as it was. An entry that is there
 // again already, or whose place a new connection of the client's has, is left

@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"encoding/hex"
 	"errors"
+	"fmt"
 	"io/fs"
 	"net"
 	"net/netip"
@@ -17,6 +18,7 @@ import (
 	"github.com/google/go-cmp/cmp/cmpopts"
 	"golang.org/x/sys/unix"
 
+	"kproxy.dev/kproxy/kernel"
 	"kproxy.dev/kproxy/kernel/netlink"
 	"kproxy.dev/kproxy/plan"
 	"kproxy.dev/kproxy/service"
@@ -201,7 +203,7 @@ func TestDumpIsFilteredByTheKernel(t *testing.T) {
 	}{
 		{unix.AF_INET, Wanted{Protocol: service.UDP}, 2}, {unix.AF_INET, Wanted{Protocol: service.TCP}, 0}, {unix.AF_INET6, Wanted{Protocol: service.UDP}, 0},
 		{unix.AF_INET, Wanted{Protocol: service.UDP, Unanswered: true}, 1}, {unix.AF_INET, Wanted{Protocol: service.TCP, Unanswered: true}, 0},
-		{unix.AF_UNSPEC, Wanted{Unanswered: true}, 1}, {unix.AF_UNSPEC, Wanted{Answered: true}, 1}, {unix.AF_UNSPEC, Wanted{}, 2},
+		{unix.AF_UNSPEC, Wanted{Unanswered: true}, 1}, {unix.AF_UNSPEC, Wanted{}, 2},
 	} {
 		flows, err := c.dump(nil, walk{family: tt.family, filter: tt.filter})
 		if err != nil || len(flows) != tt.want {
@@ -240,6 +242,60 @@ func TestDeleteIsExact(t *testing.T) {
 			t.Errorf("%s: left %v, want both", f, left)
 		}
 	}
+}
+
+// TestDeleteUnanswered: a client that waits for an answer of one endpoint is forgotten, and nobody else; where the kernel
+// can't do that, nobody is.
+func TestDeleteUnanswered(t *testing.T) {
+	c := inNamespace(t)
+	gone, other := at(service.IPv4, pods, 2, 80), at(service.IPv4, pods, 3, 80)
+	l, err := net.ListenTCP("tcp", net.TCPAddrFromAddrPort(gone))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	dial := func(client uint16, to netip.AddrPort) {
+		d := net.Dialer{Timeout: 50 * time.Millisecond, LocalAddr: net.TCPAddrFromAddrPort(at(service.IPv4, clients, 2, client))}
+		if c, err := d.Dial("tcp", to.String()); err == nil {
+			t.Cleanup(func() { c.Close() })
+		}
+	}
+	dial(5000, gone)
+	command(t, "iptables", "-w", "-t", "raw", "-A", "PREROUTING", "-p", "tcp", "--dport", "80", "-j", "DROP")
+	dial(5001, gone)
+	dial(5002, other)
+	was := to(mustList(t, c, service.TCP), gone)
+	if len(was) != 2 {
+		t.Fatalf("flows to the endpoint: %v, want 2", was)
+	}
+	want := 1
+	if err := c.DeleteUnanswered(gone); err != nil {
+		if !errors.Is(err, unix.EINVAL) || kernelIsSince(t, 6, 11) {
+			t.Fatal(err)
+		}
+		want = 2
+	}
+	left := to(mustList(t, c, service.TCP), gone)
+	if _, open := left[at(service.IPv4, clients, 2, 5000)]; !open || len(left) != want {
+		t.Errorf("left %v, want %d with the open one", left, want)
+	}
+	if left := to(mustList(t, c, service.TCP), other); len(left) != 1 {
+		t.Errorf("flows to another endpoint: %v, want 1", left)
+	}
+	if err := c.DeleteUnanswered(at(service.IPv6, pods, 2, 80)); !errors.Is(err, errors.ErrUnsupported) {
+		t.Errorf("IPv6: %v, want %v", err, errors.ErrUnsupported)
+	}
+}
+
+// kernelIsSince reports whether the kernel has a version or a later one.
+func kernelIsSince(t *testing.T, major, minor int) bool {
+	t.Helper()
+	release, err := kernel.Release()
+	var is [2]int
+	if _, failed := fmt.Sscanf(release, "%d.%d", &is[0], &is[1]); err != nil || failed != nil {
+		t.Fatalf("kernel %q: %v, %v", release, err, failed)
+	}
+	return is[0] > major || is[0] == major && is[1] >= minor
 }
 
 // The whole of it: an endpoint leaves, its flow is deleted and no other, and

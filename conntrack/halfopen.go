@@ -46,22 +46,27 @@ func HalfOpen(flows []Flow, p *plan.Plan, local func(netip.Addr) bool) []Flow {
 	return out
 }
 
-// MayBeHalfOpen reports whether d can leave any, so that the table needs to be listed: it
-// stops using an endpoint, or serves an address that no service had before. A
+// MayBeHalfOpen returns the endpoints that d stops using, to which there may be some, and reports whether
+// there may be others, so that the table needs to be listed: d serves an address that no service had before. A
 // client that asked too early has left this node by a route; its further SYNs would
 // follow the first for two minutes.
-func MayBeHalfOpen(d plan.Delta) bool {
-	return slices.ContainsFunc(d.Changes, func(c plan.Change) bool {
-		was, is := c.Was, c.Is
+func MayBeHalfOpen(d plan.Delta) (unused []netip.AddrPort, others bool) {
+	for i := range d.Changes {
+		was, is := d.Changes[i].Was, d.Changes[i].Is
 		if is == nil || is.Port.Protocol != service.TCP {
-			return false
+			continue
 		}
-		begins := slices.ContainsFunc(is.Frontends, func(f plan.Frontend) bool {
+		others = others || slices.ContainsFunc(is.Frontends, func(f plan.Frontend) bool {
 			return f.Verdict == plan.Forward && (was == nil || !slices.ContainsFunc(was.Frontends, func(w plan.Frontend) bool { return keyOf(&w) == keyOf(&f) }))
 		})
-		return begins || was != nil && slices.ContainsFunc(was.Endpoints, func(e plan.Endpoint) bool {
-			now := is.EndpointAt(e.Address)
-			return e.Usable && (now == nil || !now.Usable)
-		})
-	})
+		if was == nil {
+			continue
+		}
+		for _, e := range was.Endpoints {
+			if now := is.EndpointAt(e.Address); e.Usable && (now == nil || !now.Usable) {
+				unused = append(unused, e.Address)
+			}
+		}
+	}
+	return unused, others
 }

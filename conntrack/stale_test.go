@@ -329,25 +329,26 @@ func TestMayBeHalfOpen(t *testing.T) {
 	planOf := func(change ...func(*plan.Service)) *plan.Plan {
 		return &plan.Plan{Services: []*plan.Service{serviceOf(tcpKey("web"), 10, change...)}}
 	}
-	without := func(s *plan.Service) { s.Endpoints = s.Endpoints[:1] }
+	without := func(s *plan.Service) { s.Endpoints = slices.Delete(s.Endpoints, 1, 2) }
 	for _, tt := range []struct {
 		name     string
 		old, now *plan.Plan
-		want     bool
+		unused   []netip.AddrPort
+		others   bool
 	}{
-		{"at start", nil, planOf(), true},
-		{"a service came", &plan.Plan{}, planOf(), true},
-		{"one that is refused came", &plan.Plan{}, planOf(refused), false},
-		{"a node port was added", planOf(clusterOnly), planOf(), true},
-		{"a node port was removed", planOf(), planOf(clusterOnly), false},
-		{"nothing changed", planOf(), planOf(), false},
-		{"an endpoint went down", planOf(), planOf(unusable(2)), true},
-		{"an endpoint was removed", planOf(), planOf(without), true},
-		{"an endpoint came up", planOf(unusable(2)), planOf(), false},
-		{"the service is gone", planOf(), &plan.Plan{}, false},
+		{"at start", nil, planOf(), nil, true},
+		{"a service came", &plan.Plan{}, planOf(), nil, true},
+		{"one that is refused came", &plan.Plan{}, planOf(refused), nil, false},
+		{"a node port was added", planOf(clusterOnly), planOf(), nil, true},
+		{"a node port was removed", planOf(), planOf(clusterOnly), nil, false},
+		{"nothing changed", planOf(), planOf(), nil, false},
+		{"an endpoint went down", planOf(), planOf(unusable(2)), []netip.AddrPort{at(service.IPv4, pods, 2, 5353), at(service.IPv6, pods, 2, 5353)}, false},
+		{"an endpoint was removed", planOf(), planOf(without), []netip.AddrPort{at(service.IPv4, pods, 3, 5353)}, false},
+		{"an endpoint came up", planOf(unusable(2)), planOf(), nil, false},
+		{"the service is gone", planOf(), &plan.Plan{}, nil, false},
 	} {
-		if got := MayBeHalfOpen(plan.Between(tt.old, tt.now)); got != tt.want {
-			t.Errorf("%s: %v, want %v", tt.name, got, tt.want)
+		if unused, others := MayBeHalfOpen(plan.Between(tt.old, tt.now)); !slices.Equal(unused, tt.unused) || others != tt.others {
+			t.Errorf("%s: %v, others %v, want %v and %v", tt.name, unused, others, tt.unused, tt.others)
 		}
 	}
 }

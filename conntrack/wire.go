@@ -178,7 +178,17 @@ func appendTranslation(b []byte, typ uint16, to netip.AddrPort) []byte {
 // w doesn't take: other protocols of one family since Linux 5.8, by status since 5.15. Older ones
 // ignore that.
 func appendDump(b []byte, family byte, w Wanted) []byte {
-	b = netlink.AppendNetfilter(netlink.AppendRequest(b, messageGet, unix.NLM_F_DUMP), family)
+	return appendFilter(netlink.AppendNetfilter(netlink.AppendRequest(b, messageGet, unix.NLM_F_DUMP), family), family, w)
+}
+
+// appendDeleteUnanswered deletes what has come no answer from an IPv4 endpoint. Before Linux 6.11, which can't filter what it deletes,
+// the kernel looks for one entry then, and refuses a tuple that has no destination (ctnetlink_del_conntrack).
+func appendDeleteUnanswered(b []byte, p service.Protocol, endpoint netip.AddrPort) []byte {
+	b = netlink.AppendNetfilter(netlink.AppendRequest(b, messageDelete, unix.NLM_F_ACK), unix.AF_INET)
+	return appendFilter(b, unix.AF_INET, Wanted{Protocol: p, From: endpoint, Unanswered: true})
+}
+
+func appendFilter(b []byte, family byte, w Wanted) []byte {
 	if w.From.IsValid() {
 		flags := uint32(filterProtoNum | filterProtoSrcPort)
 		v4 := w.From.Addr().Is4()
@@ -202,8 +212,8 @@ func appendDump(b []byte, family byte, w Wanted) []byte {
 		})
 		b = netlink.AppendNested(b, ctaFilter, func(b []byte) []byte { return netlink.AppendNative(b, ctaFilterOrigFlags, filterProtoNum) })
 	}
-	if w.Unanswered || w.Answered { // a value and which bits it is about
-		b = netlink.AppendUint32(b, ctaStatus, map[bool]uint32{true: statusSeenReply}[w.Answered])
+	if w.Unanswered { // a value and which bits it is about
+		b = netlink.AppendUint32(b, ctaStatus, 0)
 		b = netlink.AppendUint32(b, ctaStatusMask, statusSeenReply)
 	}
 	return b

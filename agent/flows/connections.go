@@ -426,10 +426,10 @@ func To(list func(...conntrack.Wanted) ([]conntrack.Flow, error), endpoints []he
 	var which []conntrack.Wanted
 	for _, at := range endpoints {
 		asked[at] = true
-		which = append(which, conntrack.Wanted{Protocol: at.Protocol, From: at.Address, Answered: true})
+		which = append(which, conntrack.Wanted{Protocol: at.Protocol, From: at.Address})
 	}
 	if len(which) > listEach {
-		which = []conntrack.Wanted{{Answered: true}}
+		which = nil
 	}
 	flows, err := list(which...)
 	if err != nil {

@@ -22,12 +22,11 @@ import (
 // while or came late, closed redirect sets, or a clean-up that failed may have left
 // some.
 //
-// It runs beside the fast loop: the kernel takes ten milliseconds to go through
-// an empty table, and new connections go where they should without it. Requests that
-// come while it runs are one clean-up.
+// It runs beside the fast loop: the kernel takes ten milliseconds to list an empty
+// table, and new connections go where they should without it. Requests that come
+// while it runs are one clean-up.
 type StaleCleanup struct {
 	Config
-	list   func(...conntrack.Wanted) ([]conntrack.Flow, error)
 	sweep  func(w pending, p *plan.Plan) error // looks for what is pending and deletes it
 	coming atomic.Pointer[plan.Plan]           // that the fast loop carries out, or last tried to
 
@@ -53,7 +52,7 @@ type Config struct {
 // NewStaleCleanup returns a StaleCleanup that does nothing by itself before Run.
 func NewStaleCleanup(c Config) *StaleCleanup {
 	s := &StaleCleanup{Config: c, wake: make(chan struct{}, 1)}
-	s.list, s.sweep = c.Conntrack.List, s.deleteLeft
+	s.sweep = s.deleteLeft
 	return s
 }
 
@@ -64,7 +63,7 @@ const (
 )
 
 // halfOpenDelay is how long a search for half-open connections waits for others, to be one with them: a client
-// sends its SYN again after a second (RFC 6298), and going through the kernel's table is most of what a change costs.
+// sends its SYN again after a second (RFC 6298), and a list of the kernel's table would be most of what a change costs.
 const halfOpenDelay = 200 * time.Millisecond
 
 // pending says what a clean-up has to look for.
@@ -72,11 +71,13 @@ type pending struct {
 	stale    bool
 	former   []*plan.Plan // whose rules were in the kernel until a moment ago
 	halfOpen bool
-	ejected  bool // an endpoint was: its clients send their SYNs again within the second
+	unused   []netip.AddrPort // TCP endpoints to which alone there may be half-open connections; of no use beside halfOpen
+	ejected  bool             // an endpoint was: its clients send their SYNs again within the second
 }
 
-// maxFormer is how many plans are remembered while clean-ups fail.
-const maxFormer = 64
+// maxFormer is how many plans are remembered while clean-ups fail; with more endpoints than maxUnused, a list is
+// quicker.
+const maxFormer, maxUnused = 64, 16
 
 func (w *pending) add(o pending) {
 	w.stale = w.stale || o.stale
@@ -85,9 +86,15 @@ func (w *pending) add(o pending) {
 		w.former = slices.Delete(w.former, 0, more)
 	}
 	w.halfOpen, w.ejected = w.halfOpen || o.halfOpen, w.ejected || o.ejected
+	if w.unused = append(w.unused, o.unused...); len(w.unused) > maxUnused {
+		w.halfOpen = true
+	}
+	if w.halfOpen {
+		w.unused = nil
+	}
 }
 
-func (w *pending) empty() bool { return !w.stale && !w.halfOpen }
+func (w *pending) empty() bool { return !w.stale && !w.halfOpen && len(w.unused) == 0 }
 
 // Coming notes the plan that the fast loop carries out.
 func (s *StaleCleanup) Coming(p *plan.Plan) { s.coming.Store(p) }
@@ -117,7 +124,8 @@ func (s *StaleCleanup) Written(was *plan.Plan, d plan.Delta) {
 
 // between returns what going from old by d may leave.
 func between(old *plan.Plan, d plan.Delta) pending {
-	w := pending{halfOpen: conntrack.MayBeHalfOpen(d), ejected: d.Ejects()}
+	w := pending{ejected: d.Ejects()}
+	w.unused, w.halfOpen = conntrack.MayBeHalfOpen(d)
 	if conntrack.MayBeStale(d) {
 		w.stale, w.former = true, []*plan.Plan{old}
 	}
@@ -184,24 +192,6 @@ func (s *StaleCleanup) take() pending {
 	return w
 }
 
-// List lists as [conntrack.Client.List] does. A search for half-open connections that waits for others is done with the same
-// list: of a short table, by the same walk.
-func (s *StaleCleanup) List(which ...conntrack.Wanted) ([]conntrack.Flow, error) {
-	s.mu.Lock()
-	also := s.pending.halfOpen && !s.pending.stale && !s.pending.ejected && s.err == nil // else Run has it, or soon
-	if also {
-		s.take()
-		which = append(which, halfOpen)
-	}
-	s.mu.Unlock()
-	p := s.Plan()
-	flows, err := s.list(which...)
-	if also && (err != nil || s.deleteHalfOpen(flows, s.plansSince(p)) != nil) {
-		s.request(pending{halfOpen: true}) // Run says what fails
-	}
-	return flows, err
-}
-
 // clean does what is pending, by the plan that is in force now.
 func (s *StaleCleanup) clean() error {
 	s.mu.Lock()
@@ -237,16 +227,25 @@ func (s *StaleCleanup) do(w pending, p *plan.Plan) error {
 }
 
 // deleteLeft deletes the TCP entries that wait for endpoints which p doesn't use, and the UDP entries that going from the former
-// plans to p has made stale. The kernel goes through a short table once for both.
+// plans to p has made stale. The kernel goes through a short table once for both, where it must list.
 func (s *StaleCleanup) deleteLeft(w pending, p *plan.Plan) error {
+	for _, at := range w.unused {
+		if s.Conntrack.DeleteUnanswered(at) != nil {
+			w.halfOpen = true
+			break
+		}
+	}
 	var which []conntrack.Wanted
 	if w.stale {
 		which = append(which, conntrack.Wanted{Protocol: service.UDP})
 	}
 	if w.halfOpen {
-		which = append(which, halfOpen)
+		which = append(which, conntrack.Wanted{Protocol: service.TCP, Unanswered: true})
 	}
-	flows, err := s.list(which...)
+	if which == nil {
+		return nil
+	}
+	flows, err := s.Conntrack.List(which...)
 	if err != nil {
 		return err
 	}
@@ -261,9 +260,6 @@ func (s *StaleCleanup) deleteLeft(w pending, p *plan.Plan) error {
 	}
 	return nil
 }
-
-// halfOpen names the flows that deleteHalfOpen looks through.
-var halfOpen = conntrack.Wanted{Protocol: service.TCP, Unanswered: true}
 
 // deleteHalfOpen deletes those of the flows that wait for endpoints which none of the plans uses.
 func (s *StaleCleanup) deleteHalfOpen(flows []conntrack.Flow, plans []*plan.Plan) error {

@@ -13,7 +13,7 @@ import (
 // seconds breaks nothing.
 const (
 	departedSilence = 5 * time.Second
-	departedAfter   = 100 * time.Millisecond // until it is looked at: less than a search for half-open connections waits, which is done with that list
+	departedGather  = 5 * time.Second // whose connections are looked for together: that is most of what a change costs
 	departedEvery   = time.Second
 	departedMax     = 30 * time.Second // between two questions where the host answers, as that of a pod that drains
 	maxDeparted     = 10_000
@@ -38,9 +38,9 @@ func (d *Detector) depart(ctx context.Context, asking *sync.WaitGroup, departed 
 		if d.departures[at] != nil || len(d.departures) >= maxDeparted {
 			continue
 		}
-		x := &departure{due: now.Add(departedAfter), wait: departedEvery}
+		x := &departure{due: now.Truncate(departedGather).Add(departedGather), wait: departedEvery}
 		if r := d.records[at]; r != nil && r.ejected != nil && r.ejected.Reason == health.Silent {
-			x.silent = r.ejected.Since
+			x.silent, x.due = r.ejected.Since, now
 		}
 		d.departures[at] = x
 	}

@@ -453,7 +453,7 @@ func TestDeparted(t *testing.T) {
 		after time.Duration
 		reset int
 	}{
-		"dead":                {func(w *world, e health.Endpoint) { w.answer(e, 1) }, 8 * time.Second, 1},
+		"dead":                {func(w *world, e health.Endpoint) { w.answer(e, 1) }, 13 * time.Second, 1},
 		"without connections": {func(*world, health.Endpoint) {}, time.Minute, 0},
 		"draining":            {func(w *world, e health.Endpoint) { w.answer(e, 1); w.set(e, Refuses) }, 10 * time.Minute, 0},
 		"cut off for four seconds": {func(w *world, e health.Endpoint) {

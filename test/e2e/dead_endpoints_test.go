@@ -209,7 +209,7 @@ func TestDepartedEndpoints(t *testing.T) {
 		w.must(m.Without("b1").Write(w.manifests))
 		time.Sleep(3 * time.Second)
 		mend()
-		sleep(5 * time.Second)
+		sleep(8 * time.Second)
 		w.unbroken("to an endpoint that was cut off for a moment", held["b1"]...)
 		w.must(m.Write(w.manifests))
 		for _, hs := range held {

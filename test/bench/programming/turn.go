@@ -426,6 +426,9 @@ func (r *rig) moveAndFollow(ctx context.Context, i, side int) (time.Time, error)
 // connection meanwhile: all it has used until it is idle again, less what it uses
 // when nothing happens.
 func (r *rig) changeCPU(ctx context.Context, p *proxy) error {
+	if err := r.settle(ctx); err != nil {
+		return err
+	}
 	before, err := r.idleRate(ctx, p)
 	if err != nil {
 		return err
@@ -439,6 +442,9 @@ func (r *rig) changeCPU(ctx context.Context, p *proxy) error {
 		if err := r.moveQuietly(ctx, p, r.movable(n/2), (n+1)%sides); err != nil {
 			return err
 		}
+	}
+	if err := r.settle(ctx); err != nil {
+		return err
 	}
 	is, err := p.cpuTime()
 	if err != nil {
@@ -457,6 +463,10 @@ func (r *rig) changeCPU(ctx context.Context, p *proxy) error {
 	r.add(p.subject, figIdleCPU, 1000*idle)
 	return nil
 }
+
+// settle waits for what a proxy puts off after a change: kproxy, until connections to endpoints that have left are looked
+// for, five seconds at most.
+func (r *rig) settle(ctx context.Context) error { return lab.Sleep(ctx, 5*r.spacing()) }
 
 // scrapeCPU measures what Prometheus costs the proxy.
 func (r *rig) scrapeCPU(ctx context.Context, p *proxy) error {
