@@ -138,7 +138,7 @@ type entry struct {
 // local reports whether an address is one of this node's.
 func NewAccounting(local func(netip.Addr) bool) *Accounting {
 	return &Accounting{
-		index:    &index{fronts: map[frontendKey]front{}, local: local},
+		index:    &index{fronts: map[plan.Binding]front{}, local: local},
 		services: map[service.Key]*account{}, stale: map[*account]bool{}, left: map[endpointOf]bool{}, flows: map[identity]*entry{},
 	}
 }

@@ -57,7 +57,7 @@ func MayBeHalfOpen(d plan.Delta) (unused []netip.AddrPort, others bool) {
 			continue
 		}
 		others = others || slices.ContainsFunc(is.Frontends, func(f plan.Frontend) bool {
-			return f.Verdict == plan.Forward && (was == nil || !slices.ContainsFunc(was.Frontends, func(w plan.Frontend) bool { return keyOf(&w) == keyOf(&f) }))
+			return f.Verdict == plan.Forward && (was == nil || !slices.ContainsFunc(was.Frontends, func(w plan.Frontend) bool { return w.Binding() == f.Binding() }))
 		})
 		if was == nil {
 			continue

@@ -7,13 +7,6 @@ import (
 	"kproxy.dev/kproxy/service"
 )
 
-// frontendKey says where a frontend answers. A node port has the zero Addr.
-type frontendKey struct {
-	protocol service.Protocol
-	family   service.Family
-	address  netip.AddrPort
-}
-
 // front is a frontend with the service it belongs to.
 type front struct {
 	service  *plan.Service
@@ -22,14 +15,14 @@ type front struct {
 
 // index finds the frontend a flow was sent to.
 type index struct {
-	fronts map[frontendKey]front
+	fronts map[plan.Binding]front
 	local  func(netip.Addr) bool
 }
 
 // newIndex indexes the frontends of one protocol. local reports whether an
 // address is one of this node's: only there are node ports, if p lets them be.
 func newIndex(p *plan.Plan, protocol service.Protocol, local func(netip.Addr) bool) *index {
-	x := &index{fronts: map[frontendKey]front{}, local: local}
+	x := &index{fronts: map[plan.Binding]front{}, local: local}
 	if p == nil {
 		return x
 	}
@@ -42,19 +35,17 @@ func newIndex(p *plan.Plan, protocol service.Protocol, local func(netip.Addr) bo
 	return x
 }
 
-func keyOf(f *plan.Frontend) frontendKey { return frontendKey{f.Protocol, f.Family, f.Address} }
-
 func (x *index) add(s *plan.Service) {
 	for i := range s.Frontends {
 		f := &s.Frontends[i]
-		x.fronts[keyOf(f)] = front{s, f}
+		x.fronts[f.Binding()] = front{s, f}
 	}
 }
 
 // remove removes s, which was added.
 func (x *index) remove(s *plan.Service) {
 	for i := range s.Frontends {
-		delete(x.fronts, keyOf(&s.Frontends[i]))
+		delete(x.fronts, s.Frontends[i].Binding())
 	}
 }
 
@@ -64,11 +55,11 @@ func (x *index) find(f *Flow) (front, bool) {
 	if f.Zone != 0 {
 		return front{}, false
 	}
-	at := frontendKey{f.Protocol, f.Family, f.OrigDst}
+	at := plan.Binding{Family: f.Family, Protocol: f.Protocol, Address: f.OrigDst}
 	if hit, ok := x.fronts[at]; ok {
 		return hit, true
 	}
-	at.address = netip.AddrPortFrom(netip.Addr{}, f.OrigDst.Port())
+	at.Address = netip.AddrPortFrom(netip.Addr{}, f.OrigDst.Port())
 	hit, ok := x.fronts[at]
 	if !ok || !x.local(f.OrigDst.Addr()) {
 		return front{}, false

@@ -270,9 +270,9 @@ func (s *Service) Left() (out []netip.AddrPort) {
 	if s.Excluded == [2]bool{} {
 		return nil
 	}
-	eachBinding(s.Port, func(k Kind, at binding) {
-		if s.Excluded[at.family] && k != NodePort {
-			out = append(out, at.address)
+	eachBinding(s.Port, func(k Kind, at Binding) {
+		if s.Excluded[at.Family] && k != NodePort {
+			out = append(out, at.Address)
 		}
 	})
 	return out

@@ -27,19 +27,22 @@ func families(p *service.Port) (has [2]bool) {
 	return has
 }
 
-// binding is an address at which a service port wants to answer. Two service
+// Binding names an address at which a service port wants to answer. Two service
 // ports can't have the same.
-type binding struct {
-	family   service.Family
-	protocol service.Protocol
-	address  netip.AddrPort // the zero Addr for a node port
+type Binding struct {
+	Family   service.Family
+	Protocol service.Protocol
+	Address  netip.AddrPort // the zero Addr for a node port
 }
+
+// Binding returns where f answers.
+func (f *Frontend) Binding() Binding { return Binding{f.Family, f.Protocol, f.Address} }
 
 // eachBinding calls f for every binding that p wants, in order of kind, then address.
 // An address that p names twice counts once: as its cluster address if it is
 // one, and rather as load balancer address than as external, because source
 // ranges apply to those.
-func eachBinding(p *service.Port, f func(Kind, binding)) {
+func eachBinding(p *service.Port, f func(Kind, Binding)) {
 	has := families(p)
 	each := func(k Kind, addrs []netip.Addr, but ...[]netip.Addr) {
 		for _, a := range addrs {
@@ -47,7 +50,7 @@ func eachBinding(p *service.Port, f func(Kind, binding)) {
 			if !has[fam] || slices.ContainsFunc(but, func(o []netip.Addr) bool { return slices.Contains(o, a) }) {
 				continue
 			}
-			f(k, binding{fam, p.Protocol, netip.AddrPortFrom(a, p.Number)})
+			f(k, Binding{fam, p.Protocol, netip.AddrPortFrom(a, p.Number)})
 		}
 	}
 	each(ClusterIP, p.ClusterIPs)
@@ -58,7 +61,7 @@ func eachBinding(p *service.Port, f func(Kind, binding)) {
 	}
 	for _, fam := range service.Families {
 		if has[fam] {
-			f(NodePort, binding{fam, p.Protocol, netip.AddrPortFrom(netip.Addr{}, p.NodePort)})
+			f(NodePort, Binding{fam, p.Protocol, netip.AddrPortFrom(netip.Addr{}, p.NodePort)})
 		}
 	}
 }
@@ -72,11 +75,11 @@ func (c *computation) frontends(p *service.Port, excluded [2]bool) []Frontend {
 		n += len(service.Families)
 	}
 	out := make([]Frontend, 0, n)
-	eachBinding(p, func(k Kind, at binding) {
-		if _, gone := lost[at]; gone || excluded[at.family] {
+	eachBinding(p, func(k Kind, at Binding) {
+		if _, gone := lost[at]; gone || excluded[at.Family] {
 			return
 		}
-		f := Frontend{Kind: k, Family: at.family, Protocol: at.protocol, Address: at.address}
+		f := Frontend{Kind: k, Family: at.Family, Protocol: at.Protocol, Address: at.Address}
 		if k == ClusterIP {
 			f.Local = p.InternalLocal
 		} else {
@@ -84,7 +87,7 @@ func (c *computation) frontends(p *service.Port, excluded [2]bool) []Frontend {
 		}
 		f.Masquerade = c.masquerade(&f)
 		if k == LoadBalancer {
-			f.SourceRanges = c.sourceRanges(p, at.family)
+			f.SourceRanges = c.sourceRanges(p, at.Family)
 		}
 		out = append(out, f)
 	})
@@ -155,18 +158,18 @@ func verdict(f *Frontend, g *Groups, somewhere bool) Verdict {
 // conflicts are the bindings that several service ports want.
 // It is immutable.
 type conflicts struct {
-	lost map[service.Key]map[binding]*service.Port // loser, binding, winner
+	lost map[service.Key]map[Binding]*service.Port // loser, binding, winner
 }
 
 // findConflicts decides which service port gets which binding. The older service
 // keeps it; of equally old ones the first in key order.
 func (c *computation) findConflicts() *conflicts {
 	n := c.snapshot.Len()
-	winners := make(map[binding]*service.Port, 2*n)
+	winners := make(map[Binding]*service.Port, 2*n)
 	found := false
 	for i := range n {
 		p, _, _ := c.snapshot.At(i)
-		eachBinding(p, func(_ Kind, at binding) {
+		eachBinding(p, func(_ Kind, at Binding) {
 			w := winners[at]
 			if w == nil || p.Created.Before(w.Created) { // key order: w comes first
 				winners[at] = p
@@ -178,13 +181,13 @@ func (c *computation) findConflicts() *conflicts {
 	if !found {
 		return out
 	}
-	out.lost = map[service.Key]map[binding]*service.Port{}
+	out.lost = map[service.Key]map[Binding]*service.Port{}
 	for i := range n {
 		p, _, _ := c.snapshot.At(i)
-		eachBinding(p, func(_ Kind, at binding) {
+		eachBinding(p, func(_ Kind, at Binding) {
 			if w := winners[at]; w != p {
 				if out.lost[p.Key] == nil {
-					out.lost[p.Key] = map[binding]*service.Port{}
+					out.lost[p.Key] = map[Binding]*service.Port{}
 				}
 				out.lost[p.Key][at] = w
 			}
@@ -208,7 +211,7 @@ func (c *conflicts) sentences(p *service.Port) []string {
 		return nil
 	}
 	var out []string
-	eachBinding(p, func(k Kind, at binding) {
+	eachBinding(p, func(k Kind, at Binding) {
 		w := lost[at]
 		if w == nil {
 			return
@@ -226,10 +229,10 @@ func (c *conflicts) sentences(p *service.Port) []string {
 }
 
 // String returns "10.96.0.10:80 (TCP)" or "node port 30080 (TCP)".
-func (at binding) String() string {
-	proto := strings.ToUpper(at.protocol.String())
-	if !at.address.Addr().IsValid() {
-		return fmt.Sprintf("node port %d (%s)", at.address.Port(), proto)
+func (at Binding) String() string {
+	proto := strings.ToUpper(at.Protocol.String())
+	if !at.Address.Addr().IsValid() {
+		return fmt.Sprintf("node port %d (%s)", at.Address.Port(), proto)
 	}
-	return fmt.Sprintf("%s (%s)", at.address, proto)
+	return fmt.Sprintf("%s (%s)", at.Address, proto)
 }

@@ -21,7 +21,7 @@ func checkPlan(t *testing.T, in *Inputs, p *Plan) {
 		t.Fatalf("wake %v isn't after now %v", p.Wake, in.Now)
 	}
 	checkExcluded(t, in, p)
-	taken := map[binding]service.Key{}
+	taken := map[Binding]service.Key{}
 	for i, s := range p.Services {
 		port, eps, _ := in.Snapshot.At(i)
 		if s.Port.Key != port.Key || p.Find(port.Key) != s {
@@ -31,7 +31,7 @@ func checkPlan(t *testing.T, in *Inputs, p *Plan) {
 			t.Fatalf("%v: endpoints (-want +got):\n%s", s.Port.Key, diff)
 		}
 		for _, f := range s.Frontends {
-			at := binding{f.Family, f.Protocol, f.Address}
+			at := f.Binding()
 			if other, ok := taken[at]; ok {
 				t.Fatalf("%v and %v both have %v", s.Port.Key, other, at)
 			}

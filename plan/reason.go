@@ -85,7 +85,7 @@ func carryText(p *Policy) string {
 func refusal(s *Service) (Cause, string) {
 	if len(s.Frontends) == 0 {
 		why := "it has no address"
-		eachBinding(s.Port, func(Kind, binding) { why = "all its addresses belong to other services" })
+		eachBinding(s.Port, func(Kind, Binding) { why = "all its addresses belong to other services" })
 		return CauseNoAddress, why
 	}
 	dropped := false

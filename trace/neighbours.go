@@ -380,12 +380,7 @@ func (t *tracer) planned(a netip.AddrPort) *plan.Endpoint {
 	if t.service == nil {
 		return nil
 	}
-	for i := range t.service.Endpoints {
-		if e := &t.service.Endpoints[i]; e.Address == a {
-			return e
-		}
-	}
-	return nil
+	return t.service.EndpointAt(a)
 }
 
 // unhealthy returns what becomes of a packet by the last health check of an endpoint that can't be

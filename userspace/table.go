@@ -13,18 +13,10 @@ import (
 // are looked up in it.
 type table struct {
 	mu     sync.RWMutex // guards fronts and addrs
-	fronts map[frontKey]front
+	fronts map[plan.Binding]front
 	addrs  map[netip.Addr]int // service addresses: how many fronts each has
 	policy atomic.Pointer[plan.Policy]
 	ruled  atomic.Pointer[plan.Policy] // whose rules the kernel has; nil for none
-}
-
-// frontKey is a service address; for a node port its address is the zero Addr,
-// and the family tells which.
-type frontKey struct {
-	addr   netip.AddrPort
-	proto  service.Protocol
-	family service.Family
 }
 
 // front is a frontend and the service it belongs to.
@@ -33,18 +25,17 @@ type front struct {
 	view *view
 }
 
-func newTable() *table { return &table{fronts: map[frontKey]front{}, addrs: map[netip.Addr]int{}} }
-
-func frontKeyOf(f *plan.Frontend) frontKey { return frontKey{f.Address, f.Protocol, f.Family} }
+func newTable() *table { return &table{fronts: map[plan.Binding]front{}, addrs: map[netip.Addr]int{}} }
 
 // lookup finds the frontend a connection to orig was headed to. Node ports are
 // looked up last, as in the kernel, and only on addresses that they answer on;
 // local reports whether an address is this node's own.
 func (t *table) lookup(proto service.Protocol, orig netip.AddrPort, local func(netip.Addr) bool) (front, bool) {
-	family := service.FamilyOf(orig.Addr())
+	at := plan.Binding{Family: service.FamilyOf(orig.Addr()), Protocol: proto, Address: orig}
 	t.mu.RLock()
-	f, ok := t.fronts[frontKey{orig, proto, family}]
-	nodePort, may := t.fronts[frontKey{netip.AddrPortFrom(netip.Addr{}, orig.Port()), proto, family}]
+	f, ok := t.fronts[at]
+	at.Address = netip.AddrPortFrom(netip.Addr{}, orig.Port())
+	nodePort, may := t.fronts[at]
 	t.mu.RUnlock()
 	if !ok && may && local(orig.Addr()) && t.rules().AnswersNodePorts(orig.Addr()) {
 		return nodePort, true
@@ -66,9 +57,9 @@ func (t *table) set(v *view) {
 	defer t.mu.Unlock()
 	for i := range v.plan.Frontends {
 		f := &v.plan.Frontends[i]
-		k := frontKeyOf(f)
+		k := f.Binding()
 		if _, ok := t.fronts[k]; !ok {
-			t.addrs[k.addr.Addr()]++
+			t.addrs[k.Address.Addr()]++
 		}
 		t.fronts[k] = front{f, v}
 	}
@@ -79,13 +70,13 @@ func (t *table) drop(v *view) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	for i := range v.plan.Frontends {
-		k := frontKeyOf(&v.plan.Frontends[i])
+		k := v.plan.Frontends[i].Binding()
 		if t.fronts[k].view != v {
 			continue
 		}
 		delete(t.fronts, k)
-		if t.addrs[k.addr.Addr()]--; t.addrs[k.addr.Addr()] == 0 {
-			delete(t.addrs, k.addr.Addr())
+		if t.addrs[k.Address.Addr()]--; t.addrs[k.Address.Addr()] == 0 {
+			delete(t.addrs, k.Address.Addr())
 		}
 	}
 }
