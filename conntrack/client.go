@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io/fs"
 	"net/netip"
+	"slices"
 	"sync"
 
 	"golang.org/x/sys/unix"
@@ -202,15 +203,18 @@ func (c *Client) Delete(f Flow) error {
 	return nil
 }
 
-// DeleteUnanswered deletes the TCP entries of which the answers would come from an endpoint, but none has. The kernel
-// does it in half a millisecond where it lists an empty table in ten. It fails before Linux 6.11, and with IPv6.
-func (c *Client) DeleteUnanswered(endpoint netip.AddrPort) error {
-	err := errors.ErrUnsupported // of IPv6 the kernel would delete all others, see appendFilter
-	if endpoint.Addr().Is4() {
-		_, err = c.do(func(b []byte) []byte { return appendDeleteUnanswered(b, service.TCP, endpoint) })
+// DeleteUnanswered deletes the TCP entries that DNAT has led to endpoints, and of which no answer has come. The kernel does it
+// in half a millisecond for each endpoint where it lists a short table in ten. It fails, before it has deleted any, where it can't
+// be told of them (before Linux 6.11, and with IPv6), and where a list is as quick. The SYN of another service's client that is just
+// under way to such an endpoint is sent again.
+func (c *Client) DeleteUnanswered(endpoints ...netip.AddrPort) error {
+	if slices.ContainsFunc(endpoints, func(a netip.AddrPort) bool { return !a.Addr().Is4() }) || len(endpoints) > 1 && !shortTable() {
+		return fmt.Errorf("delete unanswered entries: %w", errors.ErrUnsupported)
 	}
-	if err != nil {
-		return fmt.Errorf("delete unanswered entries to %s: %w", endpoint, err)
+	for _, at := range endpoints {
+		if _, err := c.do(func(b []byte) []byte { return appendDeleteUnanswered(b, service.TCP, at) }); err != nil {
+			return fmt.Errorf("delete unanswered entries to %s: %w", at, err)
+		}
 	}
 	return nil
 }

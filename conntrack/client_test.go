@@ -244,46 +244,58 @@ func TestDeleteIsExact(t *testing.T) {
 	}
 }
 
-// TestDeleteUnanswered: a client that waits for an answer of one endpoint is forgotten, and nobody else; where the kernel
-// can't do that, nobody is.
+// TestDeleteUnanswered: clients of a service that wait for an answer of one endpoint are forgotten, and nobody else; where the
+// kernel can't do that, nobody is.
 func TestDeleteUnanswered(t *testing.T) {
 	c := inNamespace(t)
 	gone, other := at(service.IPv4, pods, 2, 80), at(service.IPv4, pods, 3, 80)
+	toGone, toOther, inZone := at(service.IPv4, services, 10, 80), at(service.IPv4, services, 11, 80), at(service.IPv4, services, 12, 80)
+	for dst, to := range map[netip.AddrPort]netip.AddrPort{toGone: gone, toOther: other, inZone: gone} {
+		table(t, service.IPv4, "-A", "OUTPUT", "-p", "tcp", "-d", dst.Addr().String(), "--dport", "80", "-j", "DNAT", "--to-destination", to.String())
+	}
+	command(t, "iptables", "-w", "-t", "raw", "-A", "OUTPUT", "-d", inZone.Addr().String(), "-j", "CT", "--zone", "7")
 	l, err := net.ListenTCP("tcp", net.TCPAddrFromAddrPort(gone))
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer l.Close()
-	dial := func(client uint16, to netip.AddrPort) {
-		d := net.Dialer{Timeout: 50 * time.Millisecond, LocalAddr: net.TCPAddrFromAddrPort(at(service.IPv4, clients, 2, client))}
+	var clients []netip.AddrPort
+	dial := func(to netip.AddrPort) {
+		clients = append(clients, at(service.IPv4, 1, 2, uint16(5000+len(clients))))
+		d := net.Dialer{Timeout: 50 * time.Millisecond, LocalAddr: net.TCPAddrFromAddrPort(clients[len(clients)-1])}
 		if c, err := d.Dial("tcp", to.String()); err == nil {
 			t.Cleanup(func() { c.Close() })
 		}
 	}
-	dial(5000, gone)
+	dial(toGone)
 	command(t, "iptables", "-w", "-t", "raw", "-A", "PREROUTING", "-p", "tcp", "--dport", "80", "-j", "DROP")
-	dial(5001, gone)
-	dial(5002, other)
-	was := to(mustList(t, c, service.TCP), gone)
-	if len(was) != 2 {
-		t.Fatalf("flows to the endpoint: %v, want 2", was)
+	for _, to := range []netip.AddrPort{toGone, toOther, inZone, gone} {
+		dial(to)
 	}
-	want := 1
-	if err := c.DeleteUnanswered(gone); err != nil {
-		if !errors.Is(err, unix.EINVAL) || kernelIsSince(t, 6, 11) {
-			t.Fatal(err)
+	left := func() (out []netip.AddrPort) {
+		for _, f := range mustList(t, c, service.TCP) {
+			out = append(out, f.OrigSrc)
 		}
-		want = 2
+		slices.SortFunc(out, netip.AddrPort.Compare)
+		return out
 	}
-	left := to(mustList(t, c, service.TCP), gone)
-	if _, open := left[at(service.IPv4, clients, 2, 5000)]; !open || len(left) != want {
-		t.Errorf("left %v, want %d with the open one", left, want)
+	want := slices.Clone(clients)
+	if was := left(); !slices.Equal(was, want) {
+		t.Fatalf("clients %v, want %v", was, want)
 	}
-	if left := to(mustList(t, c, service.TCP), other); len(left) != 1 {
-		t.Errorf("flows to another endpoint: %v, want 1", left)
+	if err := c.DeleteUnanswered(gone, at(service.IPv6, pods, 2, 80)); !errors.Is(err, errors.ErrUnsupported) {
+		t.Errorf("with one of IPv6: %v, want %v", err, errors.ErrUnsupported)
 	}
-	if err := c.DeleteUnanswered(at(service.IPv6, pods, 2, 80)); !errors.Is(err, errors.ErrUnsupported) {
-		t.Errorf("IPv6: %v, want %v", err, errors.ErrUnsupported)
+	if is := left(); !slices.Equal(is, want) {
+		t.Errorf("left %v, want all", is)
+	}
+	if err := c.DeleteUnanswered(gone); err == nil {
+		want = slices.Delete(want, 1, 2)
+	} else if !errors.Is(err, unix.EINVAL) || kernelIsSince(t, 6, 11) {
+		t.Fatal(err)
+	}
+	if is := left(); !slices.Equal(is, want) {
+		t.Errorf("left %v, want %v", is, want)
 	}
 }
 

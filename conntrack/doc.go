@@ -10,7 +10,8 @@
 //     endpoint, a deleted service or the wrong data plane, and [Client.Delete]
 //     deletes exactly those. [HalfOpen] names the TCP entries of connections that wait
 //     for an endpoint which isn't used any more, or that were begun before there was
-//     a service; established ones end by themselves.
+//     a service; established ones end by themselves. [Client.DeleteUnanswered] has the
+//     kernel look for those of an endpoint.
 //   - A [Listener] tells which entries end, and [Client.Restore] puts back those that
 //     vanished under a connection of userspace.
 //   - [Accounting] counts, per service port and endpoint, what the kernel

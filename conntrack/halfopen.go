@@ -46,10 +46,10 @@ func HalfOpen(flows []Flow, p *plan.Plan, local func(netip.Addr) bool) []Flow {
 	return out
 }
 
-// MayBeHalfOpen returns the endpoints that d stops using, to which there may be some, and reports whether
-// there may be others, so that the table needs to be listed: d serves an address that no service had before. A
-// client that asked too early has left this node by a route; its further SYNs would
-// follow the first for two minutes.
+// MayBeHalfOpen returns the endpoints that d stops using, to which DNAT may have led some, and reports whether
+// there may be others, so that the table needs to be listed: IPVS stops using one, or d serves an address that no
+// service had before. A client that asked too early has left this node by a route; its
+// further SYNs would follow the first for two minutes.
 func MayBeHalfOpen(d plan.Delta) (unused []netip.AddrPort, others bool) {
 	for i := range d.Changes {
 		was, is := d.Changes[i].Was, d.Changes[i].Is
@@ -64,7 +64,7 @@ func MayBeHalfOpen(d plan.Delta) (unused []netip.AddrPort, others bool) {
 		}
 		for _, e := range was.Endpoints {
 			if now := is.EndpointAt(e.Address); e.Usable && (now == nil || !now.Usable) {
-				unused = append(unused, e.Address)
+				unused, others = append(unused, e.Address), others || was.DataPlane == plan.IPVS
 			}
 		}
 	}

@@ -344,6 +344,7 @@ func TestMayBeHalfOpen(t *testing.T) {
 		{"nothing changed", planOf(), planOf(), nil, false},
 		{"an endpoint went down", planOf(), planOf(unusable(2)), []netip.AddrPort{at(service.IPv4, pods, 2, 5353), at(service.IPv6, pods, 2, 5353)}, false},
 		{"an endpoint was removed", planOf(), planOf(without), []netip.AddrPort{at(service.IPv4, pods, 3, 5353)}, false},
+		{"an endpoint of IPVS was removed", planOf(inPlane(plan.IPVS)), planOf(inPlane(plan.IPVS), without), []netip.AddrPort{at(service.IPv4, pods, 3, 5353)}, true},
 		{"an endpoint came up", planOf(unusable(2)), planOf(), nil, false},
 		{"the service is gone", planOf(), &plan.Plan{}, nil, false},
 	} {

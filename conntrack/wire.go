@@ -178,17 +178,24 @@ func appendTranslation(b []byte, typ uint16, to netip.AddrPort) []byte {
 // w doesn't take: other protocols of one family since Linux 5.8, by status since 5.15. Older ones
 // ignore that.
 func appendDump(b []byte, family byte, w Wanted) []byte {
-	return appendFilter(netlink.AppendNetfilter(netlink.AppendRequest(b, messageGet, unix.NLM_F_DUMP), family), family, w)
+	b = appendTuples(netlink.AppendNetfilter(netlink.AppendRequest(b, messageGet, unix.NLM_F_DUMP), family), family, w)
+	if w.Unanswered {
+		b = appendStatus(b, 0, statusSeenReply)
+	}
+	return b
 }
 
-// appendDeleteUnanswered deletes what has come no answer from an IPv4 endpoint. Before Linux 6.11, which can't filter what it deletes,
-// the kernel looks for one entry then, and refuses a tuple that has no destination (ctnetlink_del_conntrack).
+// appendDeleteUnanswered deletes what DNAT has led to an IPv4 endpoint, outside zones, and of which no answer has come. Linux before 6.11
+// can't filter what it deletes: it looks for one entry then, and refuses a tuple that has no destination (ctnetlink_del_conntrack).
 func appendDeleteUnanswered(b []byte, p service.Protocol, endpoint netip.AddrPort) []byte {
 	b = netlink.AppendNetfilter(netlink.AppendRequest(b, messageDelete, unix.NLM_F_ACK), unix.AF_INET)
-	return appendFilter(b, unix.AF_INET, Wanted{Protocol: p, From: endpoint, Unanswered: true})
+	b = appendTuples(b, unix.AF_INET, Wanted{Protocol: p, From: endpoint})
+	b = netlink.AppendUint16(b, ctaZone, 0)
+	return appendStatus(b, statusDstNAT, statusDstNAT|statusSeenReply)
 }
 
-func appendFilter(b []byte, family byte, w Wanted) []byte {
+// appendTuples appends by which protocol and source of answers the kernel filters.
+func appendTuples(b []byte, family byte, w Wanted) []byte {
 	if w.From.IsValid() {
 		flags := uint32(filterProtoNum | filterProtoSrcPort)
 		v4 := w.From.Addr().Is4()
@@ -212,11 +219,12 @@ func appendFilter(b []byte, family byte, w Wanted) []byte {
 		})
 		b = netlink.AppendNested(b, ctaFilter, func(b []byte) []byte { return netlink.AppendNative(b, ctaFilterOrigFlags, filterProtoNum) })
 	}
-	if w.Unanswered { // a value and which bits it is about
-		b = netlink.AppendUint32(b, ctaStatus, 0)
-		b = netlink.AppendUint32(b, ctaStatusMask, statusSeenReply)
-	}
 	return b
+}
+
+// appendStatus appends the status by which the kernel filters, and which of its bits are meant.
+func appendStatus(b []byte, status, mask uint32) []byte {
+	return netlink.AppendUint32(netlink.AppendUint32(b, ctaStatus, status), ctaStatusMask, mask)
 }
 
 // inside returns the attribute of one type that is in b; nil if there is none.

@@ -32,7 +32,7 @@ type StaleCleanup struct {
 
 	wake chan struct{} // 1 slot: triggers coalesce
 
-	mu      sync.Mutex // the loops request, Run and List take
+	mu      sync.Mutex // the loops request, Run takes
 	pending pending
 	soon    *time.Timer // triggers a clean-up halfOpenDelay after the request; nil for none
 	err     error       // of the last clean-up
@@ -75,8 +75,8 @@ type pending struct {
 	ejected  bool             // an endpoint was: its clients send their SYNs again within the second
 }
 
-// maxFormer is how many plans are remembered while clean-ups fail; with more endpoints than maxUnused, a list is
-// quicker.
+// maxFormer is how many plans are remembered while clean-ups fail; of more endpoints than maxUnused, even a short table
+// is listed as quickly.
 const maxFormer, maxUnused = 64, 16
 
 func (w *pending) add(o pending) {
@@ -86,10 +86,12 @@ func (w *pending) add(o pending) {
 		w.former = slices.Delete(w.former, 0, more)
 	}
 	w.halfOpen, w.ejected = w.halfOpen || o.halfOpen, w.ejected || o.ejected
-	if w.unused = append(w.unused, o.unused...); len(w.unused) > maxUnused {
-		w.halfOpen = true
+	for _, at := range o.unused {
+		if !slices.Contains(w.unused, at) {
+			w.unused = append(w.unused, at)
+		}
 	}
-	if w.halfOpen {
+	if w.halfOpen = w.halfOpen || len(w.unused) > maxUnused; w.halfOpen {
 		w.unused = nil
 	}
 }
@@ -229,11 +231,8 @@ func (s *StaleCleanup) do(w pending, p *plan.Plan) error {
 // deleteLeft deletes the TCP entries that wait for endpoints which p doesn't use, and the UDP entries that going from the former
 // plans to p has made stale. The kernel goes through a short table once for both, where it must list.
 func (s *StaleCleanup) deleteLeft(w pending, p *plan.Plan) error {
-	for _, at := range w.unused {
-		if s.Conntrack.DeleteUnanswered(at) != nil {
-			w.halfOpen = true
-			break
-		}
+	if s.Conntrack.DeleteUnanswered(w.unused...) != nil {
+		w.halfOpen = true
 	}
 	var which []conntrack.Wanted
 	if w.stale {

@@ -3,6 +3,7 @@ package flows
 import (
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 	"net/netip"
 	"slices"
@@ -55,10 +56,15 @@ func TestStaleCleanup(t *testing.T) {
 		{"its endpoint is gone", pointed, func(s *StaleCleanup) { s.Follow(tcp, changes(tcp, pointed)) }, pending{unused: gone}},
 		{"its rules were written over the former plan's", pointed, func(s *StaleCleanup) { s.Written(tcp, changes(tcp, pointed)) }, pending{unused: gone}},
 		{"many of its endpoints are gone, one after the other", pointed, func(s *StaleCleanup) {
-			for range maxUnused + 1 {
-				s.Follow(tcp, changes(tcp, pointed))
+			for i := range maxUnused + 1 {
+				s.Follow(nil, changes(oneService(service.TCP, plan.NFTables, fmt.Sprintf("10.2.1.%d:80", i)), pointed))
 			}
 		}, pending{halfOpen: true}},
+		{"it goes and comes, and goes", pointed, func(s *StaleCleanup) {
+			for range 2 * maxUnused {
+				s.Follow(tcp, changes(tcp, pointed))
+			}
+		}, pending{unused: gone}},
 		{"its rules were written", pointed, func(s *StaleCleanup) { s.Written(tcp, plan.Delta{Full: true}) }, pending{stale: true, former: []*plan.Plan{tcp}, halfOpen: true}},
 		{"a UDP endpoint is gone", pointedDNS, func(s *StaleCleanup) { s.Follow(dns, changes(dns, pointedDNS)) }, pending{stale: true, former: []*plan.Plan{dns}}},
 		{"rules of no endpoint that is gone were written", moved, func(s *StaleCleanup) { s.Written(tcp, changes(tcp, moved)) }, pending{}},

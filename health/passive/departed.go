@@ -38,7 +38,7 @@ func (d *Detector) depart(ctx context.Context, asking *sync.WaitGroup, departed 
 		if d.departures[at] != nil || len(d.departures) >= maxDeparted {
 			continue
 		}
-		x := &departure{due: now.Truncate(departedGather).Add(departedGather), wait: departedEvery}
+		x := &departure{due: now.Add(departedGather - time.Duration(now.UnixNano())%departedGather), wait: departedEvery}
 		if r := d.records[at]; r != nil && r.ejected != nil && r.ejected.Reason == health.Silent {
 			x.silent, x.due = r.ejected.Since, now
 		}

@@ -205,6 +205,7 @@ func TestDepartedEndpoints(t *testing.T) {
 		w.unbroken("to an endpoint that drains", held["b1"]...)
 		w.must(m.Write(w.manifests))
 		w.awaitUsed("web", "line", "10.2.0.2")
+		time.Sleep(time.Until(time.Now().Add(time.Second).Truncate(5 * time.Second).Add(4 * time.Second))) // a second before kproxy looks
 		mend := w.cutOff("b1")
 		w.must(m.Without("b1").Write(w.manifests))
 		time.Sleep(3 * time.Second)
