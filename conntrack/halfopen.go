@@ -37,7 +37,7 @@ func HalfOpen(flows []Flow, p *plan.Plan, local func(netip.Addr) bool) []Flow {
 		} else if f.Rewritten() {
 			gone = !local(f.ReplySrc.Addr()) // or it is the forwarder's listener
 		} else {
-			gone = at.frontend.Verdict == plan.Forward && at.service.DataPlane != plan.IPVS
+			gone = at.frontend.Verdict == plan.Forward && translates(at.service)
 		}
 		if gone {
 			out = append(out, *f)
@@ -46,10 +46,13 @@ func HalfOpen(flows []Flow, p *plan.Plan, local func(netip.Addr) bool) []Flow {
 	return out
 }
 
+// translates reports whether DNAT leads to s's endpoints. IPVS does so itself, and sets no status of NAT (ip_vs_nfct.c).
+func translates(s *plan.Service) bool { return s.DataPlane != plan.IPVS }
+
 // MayBeHalfOpen returns the endpoints that d stops using, to which DNAT may have led some, and reports whether
-// there may be others, so that the table needs to be listed: IPVS stops using one, or d serves an address that no
-// service had before. A client that asked too early has left this node by a route; its
-// further SYNs would follow the first for two minutes.
+// there may be others, so that the table needs to be listed: a data plane without DNAT stops using one, or d
+// serves an address that no service had before. A client that asked too early has left this node by a route;
+// its further SYNs would follow the first for two minutes.
 func MayBeHalfOpen(d plan.Delta) (unused []netip.AddrPort, others bool) {
 	for i := range d.Changes {
 		was, is := d.Changes[i].Was, d.Changes[i].Is
@@ -64,7 +67,7 @@ func MayBeHalfOpen(d plan.Delta) (unused []netip.AddrPort, others bool) {
 		}
 		for _, e := range was.Endpoints {
 			if now := is.EndpointAt(e.Address); e.Usable && (now == nil || !now.Usable) {
-				unused, others = append(unused, e.Address), others || was.DataPlane == plan.IPVS
+				unused, others = append(unused, e.Address), others || !translates(was)
 			}
 		}
 	}
