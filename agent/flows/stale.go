@@ -62,7 +62,7 @@ const (
 	retryMax   = 30 * time.Second
 )
 
-// halfOpenDelay is how long a search for half-open connections waits for others, to be one with them: a client
+// halfOpenDelay has a search for half-open connections wait for others, to be one with them: a client
 // sends its SYN again after a second (RFC 6298), and a list of the kernel's table would be most of what a change costs.
 const halfOpenDelay = 200 * time.Millisecond
 
@@ -75,7 +75,7 @@ type pending struct {
 	ejected  bool             // an endpoint was: its clients send their SYNs again within the second
 }
 
-// maxFormer is how many plans are remembered while clean-ups fail; of more endpoints than maxUnused, even a short table
+// maxFormer bounds how many plans are remembered while clean-ups fail; of more endpoints than maxUnused, even a short table
 // is listed as quickly.
 const maxFormer, maxUnused = 64, 16
 
