@@ -156,11 +156,7 @@ func (a *Agent) openKernel(settings kernel.Settings) error {
 		return err
 	}
 	a.caps.All = append(a.caps.All, lacking...)
-	sysctls, err := a.driver.Sysctls()
-	if err == nil {
-		err = a.ensureSysctls(sysctls)
-	}
-	if err != nil {
+	if err := a.ensureSysctls(a.driver.Sysctls()); err != nil {
 		return err
 	}
 	plane, err := a.driver.Plane(settings) // after the settings of the kernel, by one of which rules go
@@ -253,11 +249,7 @@ func (a *Agent) Prepare(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		settings, err := d.Sysctls()
-		if err == nil {
-			err = a.ensureSysctls(settings)
-		}
-		if err != nil {
+		if err := a.ensureSysctls(d.Sysctls()); err != nil {
 			return err
 		}
 	}

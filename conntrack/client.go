@@ -212,7 +212,7 @@ func (c *Client) DeleteUnanswered(endpoints ...netip.AddrPort) error {
 		return fmt.Errorf("delete unanswered entries: %w", errors.ErrUnsupported)
 	}
 	for _, at := range endpoints {
-		if _, err := c.do(func(b []byte) []byte { return appendDeleteUnanswered(b, service.TCP, at) }); err != nil {
+		if _, err := c.do(func(b []byte) []byte { return appendDeleteUnanswered(b, at) }); err != nil {
 			return fmt.Errorf("delete unanswered entries to %s: %w", at, err)
 		}
 	}

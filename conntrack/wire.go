@@ -185,11 +185,11 @@ func appendDump(b []byte, family byte, w Wanted) []byte {
 	return b
 }
 
-// appendDeleteUnanswered deletes what DNAT has led to an IPv4 endpoint, outside zones, and of which no answer has come. Linux before 6.11
+// appendDeleteUnanswered deletes the TCP entries that DNAT has led to an IPv4 endpoint, outside zones, and of which no answer has come. Linux before 6.11
 // can't filter what it deletes: it looks for one entry then, and refuses a tuple that has no destination (ctnetlink_del_conntrack).
-func appendDeleteUnanswered(b []byte, p service.Protocol, endpoint netip.AddrPort) []byte {
+func appendDeleteUnanswered(b []byte, endpoint netip.AddrPort) []byte {
 	b = netlink.AppendNetfilter(netlink.AppendRequest(b, messageDelete, unix.NLM_F_ACK), unix.AF_INET)
-	b = appendTuples(b, unix.AF_INET, Wanted{Protocol: p, From: endpoint})
+	b = appendTuples(b, unix.AF_INET, Wanted{Protocol: service.TCP, From: endpoint})
 	b = netlink.AppendUint16(b, ctaZone, 0)
 	return appendStatus(b, statusDstNAT, statusDstNAT|statusSeenReply)
 }

@@ -2,6 +2,8 @@ package kernel
 
 import (
 	"fmt"
+	"strconv"
+	"strings"
 
 	"golang.org/x/sys/unix"
 )
@@ -13,6 +15,17 @@ func Release() (string, error) {
 		return "", fmt.Errorf("read the kernel's release: %w", err)
 	}
 	return unix.ByteSliceToString(u.Release[:]), nil
+}
+
+// OlderThan reports whether a kernel's release is before a version; one that says nothing isn't.
+func OlderThan(release string, major, minor int) bool {
+	parts := strings.SplitN(release, ".", 3)
+	if len(parts) < 2 {
+		return false
+	}
+	a, errA := strconv.Atoi(parts[0])
+	b, errB := strconv.Atoi(strings.TrimRight(parts[1], "-+abcdefghijklmnopqrstuvwxyz"))
+	return errA == nil && errB == nil && (a < major || a == major && b < minor)
 }
 
 // RawSockets reports whether this process may open them, as the programs of iptables do.

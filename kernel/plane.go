@@ -30,7 +30,7 @@ type Driver interface {
 	// services of a snapshot; nil for none.
 	Abilities(s *service.Snapshot, now time.Time) []plan.Abilities
 	// Sysctls returns the settings that those data planes need which Probe or Load found.
-	Sysctls() ([]Sysctl, error)
+	Sysctls() []Sysctl
 
 	// Steering returns the driver's steering. It changes nothing.
 	Steering(s Settings) (Steering, error)

@@ -76,7 +76,7 @@ type pending struct {
 }
 
 // maxFormer bounds how many plans are remembered while clean-ups fail; of more endpoints than maxUnused, even a short table
-// is listed as quickly.
+// is listed about as quickly.
 const maxFormer, maxUnused = 64, 16
 
 func (w *pending) add(o pending) {

@@ -458,11 +458,11 @@ func TestDeparted(t *testing.T) {
 		"draining":            {func(w *world, e health.Endpoint) { w.answer(e, 1); w.set(e, Refuses) }, 10 * time.Minute, 0},
 		"cut off for four seconds": {func(w *world, e health.Endpoint) {
 			w.answer(e, 1)
-			time.AfterFunc(4*time.Second, func() { w.set(e, Refuses) })
+			time.AfterFunc(departedGather+4*time.Second, func() { w.set(e, Refuses) })
 		}, 10 * time.Minute, 0},
 		"back in the API": {func(w *world, e health.Endpoint) {
 			w.answer(e, 1)
-			time.AfterFunc(2*time.Second, func() { w.add(1, "n1", Nothing); w.Follow() })
+			time.AfterFunc(departedGather+2*time.Second, func() { w.add(1, "n1", Nothing); w.Follow() })
 		}, 10 * time.Minute, 0},
 		"of another service, too": {func(w *world, e health.Endpoint) {
 			w.add(1, "n1", Nothing)
@@ -504,4 +504,20 @@ func TestDeparted(t *testing.T) {
 			})
 		})
 	}
+	e := at(1)
+	run(t, func(w *world) {
+		w.answer(e, 1)
+		w.Departed([]health.Endpoint{e})
+		w.Follow()
+		w.wait(3 * time.Second) // four questions, and what was done together in a moment
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		if len(w.reset) != 1 {
+			t.Errorf("ejected as silent before: reset %v, want it at once", w.reset)
+		}
+	}, func(w *world) {
+		w.add(1, "n1", Nothing)
+		w.Restore(map[health.Endpoint]*health.Ejection{e: {Since: time.Now().Add(-time.Minute), Reason: health.Silent}})
+		delete(w.nodes, e)
+	})
 }

@@ -63,12 +63,9 @@ func (d *Driver) Abilities(s *service.Snapshot, now time.Time) plan.Abilities {
 }
 
 // Sysctls are the kernel settings that IPVS is to have.
-func (d *Driver) Sysctls() ([]kernel.Sysctl, error) {
-	release, err := kernel.Release()
-	if err != nil {
-		return nil, err
-	}
-	return Sysctls(release, d.StrictARP), nil
+func (d *Driver) Sysctls() []kernel.Sysctl {
+	release, _ := kernel.Release() // uname(2) fails for a wrong address alone
+	return Sysctls(release, d.StrictARP)
 }
 
 // InSteering returns what steering knows of IPVS.

@@ -1,11 +1,6 @@
 package ipvs
 
-import (
-	"strconv"
-	"strings"
-
-	"kproxy.dev/kproxy/kernel"
-)
+import "kproxy.dev/kproxy/kernel"
 
 // Sysctls lists the kernel settings that IPVS is to have, beside those of
 // [kernel.Sysctls]. Release is the kernel's ("6.1.0-56-amd64"). StrictARP makes
@@ -40,19 +35,8 @@ func Sysctls(release string, strictARP bool) []kernel.Sysctl {
 // conntrack is on.
 func reuse(release string) kernel.Sysctl {
 	s := kernel.Sysctl{Name: "net.ipv4.vs.conn_reuse_mode", Value: "1", Reason: "a client's port that comes again may go to another endpoint"}
-	if olderThan(release, 5, 9) {
+	if kernel.OlderThan(release, 5, 9) {
 		s.Value, s.Reason = "0", "a client's port that comes again isn't delayed by a second, as this kernel does otherwise"
 	}
 	return s
-}
-
-// olderThan compares a kernel's release; one that says nothing isn't old.
-func olderThan(release string, major, minor int) bool {
-	parts := strings.SplitN(release, ".", 3)
-	if len(parts) < 2 {
-		return false
-	}
-	a, errA := strconv.Atoi(parts[0])
-	b, errB := strconv.Atoi(strings.TrimRight(parts[1], "-+abcdefghijklmnopqrstuvwxyz"))
-	return errA == nil && errB == nil && (a < major || a == major && b < minor)
 }

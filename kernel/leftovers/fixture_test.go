@@ -148,7 +148,7 @@ COMMIT
 COMMIT
 `
 
-// formerVersions is what kube-proxies up to 1.9 and the former userspace mode
+// formerVersions lists what kube-proxies up to 1.9 and the former userspace mode
 // had in built-in chains.
 const formerVersions = `*nat
 :KUBE-NODEPORT-CONTAINER - [0:0]

@@ -7,7 +7,7 @@ import (
 	"kproxy.dev/kproxy/kernel"
 )
 
-// ownChains are the chains of kube-proxy's modes iptables and ipvs, and of its
+// ownChains lists the chains of kube-proxy's modes iptables and ipvs, and of its
 // former userspace mode, by table. Kubelet's are not among them:
 // KUBE-KUBELET-CANARY, KUBE-FIREWALL in the table filter, and KUBE-MARK-DROP.
 // (KUBE-FIREWALL in the table nat was mode ipvs's.)

@@ -154,7 +154,7 @@ func (d *Driver) Abilities(*service.Snapshot, time.Time) []plan.Abilities {
 }
 
 // Sysctls implements [kernel.Driver].
-func (*Driver) Sysctls() ([]kernel.Sysctl, error) { return nil, nil }
+func (*Driver) Sysctls() []kernel.Sysctl { return nil }
 
 func (d *Driver) options(s kernel.Settings) Options {
 	o := DefaultOptions()

@@ -57,7 +57,7 @@ type RulesetDriver interface {
 // loaded is a RulesetDriver that needs modules and settings of the kernel besides those of
 // iptables.
 type loaded interface {
-	Sysctls() ([]kernel.Sysctl, error)
+	Sysctls() []kernel.Sysctl
 }
 
 // retiree is a RulesetDriver whose connections need more than conntrack.
@@ -164,19 +164,14 @@ func (d *Driver) Abilities(s *service.Snapshot, now time.Time) []plan.Abilities 
 }
 
 // Sysctls implements [kernel.Driver].
-func (d *Driver) Sysctls() (out []kernel.Sysctl, err error) {
+func (d *Driver) Sysctls() (out []kernel.Sysctl) {
 	for _, l := range d.layers {
 		x, ok := l.(loaded)
-		if a := l.Abilities(nil, time.Time{}); !ok || !d.mode.Allows(a.Plane) || !a.Host.Supported {
-			continue
+		if a := l.Abilities(nil, time.Time{}); ok && d.mode.Allows(a.Plane) && a.Host.Supported {
+			out = append(out, x.Sysctls()...)
 		}
-		more, err := x.Sysctls()
-		if err != nil {
-			return nil, err
-		}
-		out = append(out, more...)
 	}
-	return out, nil
+	return out
 }
 
 // Variant is the variant of iptables that is programmed.
